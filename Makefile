@@ -1,0 +1,40 @@
+# Every target installs what it needs into .venv; nothing outside the checkout is changed.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PROTOS := $(wildcard proto/sojourn/v1/*.proto)
+
+.PHONY: demo test lint proto bench format clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[inference,residencyd,operator,dev]'
+	touch $@
+
+demo: $(STAMP)  ## Serve the shipped model, generate a clip through gRPC, write out/demo.mp4
+	$(BIN)/python -m tools.demo
+
+test: $(STAMP)  ## All tests, with coverage
+	$(BIN)/pytest
+
+lint: $(STAMP)  ## Format, style, types, layers, protobuf rules, generated files
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	cd proto && ../$(BIN)/buf lint
+	$(BIN)/python -m tools.stubs --check
+
+format: $(STAMP)  ## Format and repair what can be repaired
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: $(STAMP)  ## Generate the stubs beside the .proto files
+	$(BIN)/python -m tools.stubs
+
+bench: $(STAMP)  ## Every benchmark: a table of figures beside their goals
+	for file in bench/[a-z]*.py; do $(BIN)/python $$file || failed=1; done; test -z "$$failed"
+
+clean:
+	rm -rf $(VENV) out

@@ -1,0 +1,1 @@
+"""The operator that turns Sojourn's custom resources into Helm releases."""

@@ -1,0 +1,1 @@
+"""Programs for the people who develop Sojourn; none of them is installed."""
