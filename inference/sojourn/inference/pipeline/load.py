@@ -9,7 +9,6 @@ from typing import Any
 import diffusers
 import torch
 import transformers
-
 from sojourn.inference.errors import ModelError, Unsupported
 from sojourn.inference.families import family_of
 from sojourn.inference.families.family import Family
