@@ -165,9 +165,7 @@ def _read_component(index_path: Path, name: str, entry: list[Any], folder: Path)
     kind = next((k for suffix, k in _KIND_BY_SUFFIX.items() if class_name.endswith(suffix)), ComponentKind.MODEL)
     config = {}
     if kind in _CONFIG_NAMES:
-        config = _read_json(
-            folder / _CONFIG_NAMES[kind], missing=errors.CONFIG_MISSING, invalid=errors.CONFIG_INVALID
-        )
+        config = _read_json(folder / _CONFIG_NAMES[kind], missing=errors.CONFIG_MISSING, invalid=errors.CONFIG_INVALID)
     files = _weight_files(folder, entry[2].get("variant")) if kind is ComponentKind.MODEL else ()
     return ComponentFolder(
         name=name, library=library, class_name=class_name, kind=kind, path=folder, config=config, files=files
@@ -177,6 +175,8 @@ def _read_component(index_path: Path, name: str, entry: list[Any], folder: Path)
 def _weight_files(folder: Path, variant: str | None) -> tuple[SafetensorsFile, ...]:
     """Reads the headers of a component's weight files, one or several shards."""
     middle = f".{variant}" if variant else ""
+    if Path(middle).name != middle:
+        raise ModelError(errors.PATH_ESCAPES, folder, f"variant {variant!r} is a path, not a part of a file's name")
     for stem in _WEIGHT_STEMS:
         index_path = folder / f"{stem}.safetensors.index{middle}.json"
         if index_path.exists():
