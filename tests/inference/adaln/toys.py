@@ -62,6 +62,7 @@ TOY = Family(
     embedders="time_embedder",
     inputs=("timestep",),
     embed=embed,
+    forwards=lambda value: [{"timestep": timestep} for timestep in value("timesteps")],
     widths={"one": 1, "many": 4},
 )
 
