@@ -81,7 +81,9 @@ def _read_kept(path: Path, file: MappedFile) -> Digests | None:
         return None
     if not isinstance(kept, dict) or set(kept) != set(file.file.tensors):
         return None
-    well_formed = all(isinstance(value, list) and [type(part) for part in value] == [str] * 3 for value in kept.values())
+    well_formed = all(
+        isinstance(value, list) and [type(part) for part in value] == [str] * 3 for value in kept.values()
+    )
     return kept if well_formed else None
 
 
