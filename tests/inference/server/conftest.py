@@ -1,9 +1,9 @@
 from pathlib import Path
 
 import pytest
+from sojourn.inference.tiny import tiny_random
 
 from sojourn.inference.pipeline import Pipeline, load_pipeline
-from sojourn.inference.tiny import tiny_random
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from sojourn.inference.errors import SojournError
 app = typer.Typer(
     name="sojourn",
     help="Serve a diffusion transformer, generate with it, and see what it is made of.",
-    epilog="Start with: sojourn inspect MODEL, then sojourn serve --model MODEL, then sojourn generate PROMPT -o out.mp4",
+    epilog="First: sojourn inspect MODEL; then: sojourn serve --model MODEL; then: sojourn generate PROMPT -o out.mp4",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

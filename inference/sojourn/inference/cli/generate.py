@@ -143,9 +143,11 @@ def _canvas(width: int | None, height: int | None, aspect_ratio: str | None) -> 
         if width is not None or height is not None:
             raise CommandFailed("give --aspect-ratio, or --width and --height, not both", Exit.INVALID)
         return {"aspect_ratio": _ratio(aspect_ratio)}
-    if (width is None) != (height is None):
+    if width is None and height is None:
+        return {}
+    if width is None or height is None:
         raise CommandFailed("--width and --height go together", Exit.INVALID)
-    return {} if width is None else {"size": pb.Size(width=width, height=height)}
+    return {"size": pb.Size(width=width, height=height)}
 
 
 def _ratio(text: str) -> pb.AspectRatio:

@@ -3,16 +3,16 @@
 import queue
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sojourn.inference.cli.loading import lazily_loaded
+from sojourn.inference.requests import GenerationRequest
 from sojourn.inference.server import messages, validation
 from sojourn.inference.server.engine import Engine
 from sojourn.inference.server.run import ClipDone, Ended, Happening, Made, Moved, Run
-
-from sojourn.inference.cli.loading import lazily_loaded
-from sojourn.inference.requests import GenerationRequest
 from sojourn.inference.watch import Stage, Watch
 from sojourn.v1 import inference_pb2 as pb
 
@@ -25,7 +25,8 @@ def stream(
 
     Args:
         model: The model folder.
-        device, dtype: Where to run, and what to compute in.
+        device: Where to run.
+        dtype: What to compute in.
         message: What to make.
         timeout: Seconds that it may take, the loading of the model not counted; None for any.
 
@@ -37,7 +38,8 @@ def stream(
     began = time.monotonic()
     watch = Watch(clock=time.monotonic, deadline=None if timeout is None else began + timeout)
     happenings: queue.Queue[Happening] = queue.Queue()
-    worker = threading.Thread(target=Run(engine=engine, request=request, watch=watch, post=happenings.put))
+    run = Run(engine=engine, request=request, request_id=uuid.uuid4().hex, watch=watch, post=happenings.put)
+    worker = threading.Thread(target=run)
     worker.start()
     try:
         yield _responses(engine, request, happenings)

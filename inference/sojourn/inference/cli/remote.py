@@ -45,9 +45,9 @@ class Server:
         )
         return grpc.secure_channel(self.address, credentials)
 
-    def metadata(self) -> list[tuple[str, str]]:
+    def metadata(self) -> tuple[tuple[str, str], ...]:
         """Metadata of a call to it."""
-        return [("authorization", f"Bearer {self.token}")] if self.token else []
+        return (("authorization", f"Bearer {self.token}"),) if self.token else ()
 
 
 @contextmanager

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from sojourn.inference.server.config import Address, ConfigError, ServerConfig
-from sojourn.inference.server.main import run
-from sojourn.inference.telemetry import Telemetry
 
 from sojourn.inference import logs
 from sojourn.inference.cli.exits import CommandFailed, Exit
 from sojourn.inference.cli.loading import DeviceOption, PrecisionOption, lazily_loaded
+from sojourn.inference.server.config import Address, ConfigError, ServerConfig
+from sojourn.inference.server.main import run
+from sojourn.inference.telemetry import Telemetry
 
 SECURITY, LIMITS, WATCHING = "Security", "Limits", "Watching"
 
@@ -114,7 +114,7 @@ def serve(
     logs.configure(
         human=log_format is LogFormat.HUMAN,
         print_level=logging.getLevelNamesMapping()[log_level.upper()],
-        count=telemetry.log_line,
+        count=lambda level: telemetry.log_lines.labels(level).inc(),
     )
     load = lazily_loaded(
         model, device=device, dtype=dtype, model_name=config.model_name, fingerprint_cache=fingerprint_cache

@@ -142,7 +142,7 @@ def _refusing(handler: "Handler | None") -> Handler:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
 
     streams = (bool(handler and handler.request_streaming), bool(handler and handler.response_streaming))
-    make: "Callable[..., Handler]" = {
+    make: Callable[..., Handler] = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, False): grpc.stream_unary_rpc_method_handler,
