@@ -82,12 +82,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--prompt", default="a moving seven")
     parser.add_argument("--seed", default="7")
+    parser.add_argument("--steps", default="12")
     arguments = parser.parse_args()
     OUT.mkdir(exist_ok=True)
     video, address = OUT / "demo.mp4", free_address()
     print(f"sojourn serve --model {MODEL.relative_to(ROOT)} --listen {address}", flush=True)
     with serving(address):
-        command = ["generate", arguments.prompt, "-o", str(video), "--seed", arguments.seed, "--server", address]
+        command = ["generate", arguments.prompt, "-o", str(video), "--server", address]
+        command += ["--seed", arguments.seed, "--steps", arguments.steps]
         print("sojourn", *command, flush=True)
         status = subprocess.run([sys.executable, "-m", "sojourn.inference.cli", *command], check=False).returncode
     if status:

@@ -114,7 +114,7 @@ def generate(
 def _consume(responses: Responses, writer: ArtifactWriter, view: ProgressView) -> dict[str, Any]:
     """Runs the request to its end; returns what was accepted, what was completed and the files."""
     made: dict[str, Any] = {}
-    with writer, view, responses as stream:
+    with responses as stream, writer, view:
         for response in stream:
             match response.WhichOneof("event"):
                 case "accepted":
