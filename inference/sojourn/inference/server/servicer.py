@@ -7,7 +7,7 @@ waits, and nothing is left to a finaliser. Every way out of it goes through `Job
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TypeAlias
 
@@ -123,7 +123,8 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
 
     async def _idle_within(self, seconds: float) -> bool:
         try:
-            await asyncio.wait_for(self._idle.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
         except TimeoutError:
             return False
         return True
@@ -239,11 +240,15 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
 
     async def _write(self, context: Context, message: pb.GenerateResponse) -> None:
         """Writes, as fast as the caller reads."""
-        writing: Awaitable[None] = context.write(message)
         try:
-            await asyncio.wait_for(writing, self._stall_seconds)
+            # Not wait_for: before Python 3.12 it swallows a cancellation that comes just as the write is done.
+            async with asyncio.timeout(self._stall_seconds):
+                await context.write(message)
         except TimeoutError:
             raise errors.RequestCancelled(f"the caller has read nothing for {self._stall_seconds:g} s") from None
+        except grpc.aio.BaseError as error:
+            # The stream is gone, and the cancellation that says so has not come through yet.
+            raise errors.RequestCancelled("the caller has gone") from error
 
     def _log_unexpected(self, error: BaseException, request_id: str) -> None:
         if not is_expected(error) and not isinstance(error, UnexpectedFailure):
