@@ -161,6 +161,10 @@ class Telemetry:
             self.stage_duration.labels(stage)
             self.nonfinite_outputs.labels(stage)
 
+    def log_line(self, level: str) -> None:
+        """A record of `level` was logged."""
+        self.log_lines.labels(level).inc()
+
     def state(self, state: str) -> None:
         """The service is in `state` now, and in no other."""
         for name in STATES:
