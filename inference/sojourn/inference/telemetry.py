@@ -19,7 +19,6 @@ from prometheus_client import (
     disable_created_metrics,
 )
 from prometheus_client.core import GaugeMetricFamily, Metric
-
 from sojourn.inference.requests import QualityTier, Workflow
 from sojourn.inference.watch import Stage
 

@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import pytest
-
 from sojourn.inference.pipeline import Pipeline, load_pipeline
 from sojourn.inference.tiny import tiny_random
 

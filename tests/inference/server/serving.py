@@ -15,7 +15,6 @@ import grpc
 import grpc.aio
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-
 from sojourn.inference.requests import Clip, GenerationRequest
 from sojourn.inference.server.config import Address, ServerConfig
 from sojourn.inference.server.main import Server

@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-
 from sojourn.inference.errors import DeadlineTooShort, NotServing, QueueFull
 from sojourn.inference.server.admission import MAX_AGE_SECONDS, Admission, Line, Pace, Work
 

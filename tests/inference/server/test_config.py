@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from sojourn.inference.server.config import Address, ConfigError, ServerConfig
 
 PEM = {"tls_cert": Path("cert.pem"), "tls_key": Path("key.pem")}

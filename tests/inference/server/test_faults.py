@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from tests.inference.server.serving import Around, Client, request, serving, violations
-
 from sojourn.inference.pipeline import Pipeline
 from sojourn.inference.requests import Clip, GenerationRequest
 from sojourn.inference.watch import Watch
 from sojourn.v1 import inference_pb2 as pb
+
+from tests.inference.server.serving import Around, Client, request, serving, violations
 
 BAD_SEED = 666
 

@@ -22,13 +22,13 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from tests.inference.server.serving import Client, Slowed, ready, request, serving
-
 from sojourn.inference.errors import ModelError
 from sojourn.inference.pipeline import Pipeline
 from sojourn.inference.server.config import Address, ConfigError, ServerConfig
 from sojourn.inference.server.main import Server
 from sojourn.v1 import inference_pb2 as pb
+
+from tests.inference.server.serving import ANY_PORT, Client, Slowed, ready, request, serving
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICES = ("", "sojourn.v1.InferenceService")
@@ -170,6 +170,21 @@ async def test_open_watch_does_not_hold_up_the_end(pipeline: Pipeline) -> None:
         assert time.monotonic() - began < 1
 
 
+async def test_stop_while_loading_waits_for_nothing(pipeline: Pipeline) -> None:
+    go = threading.Event()
+
+    def load() -> Pipeline:
+        go.wait(20)
+        return pipeline
+
+    server = Server(ServerConfig(listen=ANY_PORT, metrics_listen=None), load)
+    await server.start()
+    began = time.monotonic()
+    assert not await server.stop(grace_seconds=10), "the worker is not at rest, and the process has to be ended"
+    assert time.monotonic() - began < 1
+    go.set()
+
+
 async def test_taken_port_is_a_start_error(pipeline: Pipeline) -> None:
     async with serving(pipeline) as served:
         taken = Address(host="127.0.0.1", port=served.server.port)
@@ -198,14 +213,14 @@ class Process:
     log: list[dict[str, Any]]
 
     async def end(self) -> int:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert self.process.stderr is not None
             async for line in self.process.stderr:
                 self.log.append(json.loads(line))
             return await self.process.wait()
 
     async def state(self, state: int) -> pb.GetInfoResponse:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (info := await self.client.info()).state != state:
                 await asyncio.sleep(0.05)
             return info
@@ -219,7 +234,7 @@ async def process(model: Path, **settings: Any) -> AsyncIterator[Process]:
     )
     assert running.stderr is not None
     try:
-        line = json.loads(await asyncio.wait_for(running.stderr.readline(), 30))
+        line = json.loads(await asyncio.wait_for(running.stderr.readline(), 60))
         assert line["message"] == "listening"
         async with grpc.aio.insecure_channel(line["address"]) as channel:
             yield Process(running, Client(channel), line["metrics_port"], [line])

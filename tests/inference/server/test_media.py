@@ -8,10 +8,10 @@ import av
 import numpy as np
 import pytest
 from PIL import Image
-from tests.inference.server.test_generate import png
-
 from sojourn.inference.server import media
 from sojourn.inference.server.media import UndecodableMedium
+
+from tests.inference.server.test_generate import png
 
 
 def encoded(kind: str, size: tuple[int, int] = (8, 4), **options: object) -> bytes:

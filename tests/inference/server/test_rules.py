@@ -3,7 +3,6 @@
 import math
 
 import pytest
-
 from sojourn.inference.requests import Limits
 from sojourn.inference.server import rules
 

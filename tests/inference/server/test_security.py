@@ -16,11 +16,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from tests.inference.server.serving import Client, Served, request, serving
-
 from sojourn.inference.pipeline import Pipeline
 from sojourn.inference.server.config import ConfigError
 from sojourn.inference.server.security import Tokens
+
+from tests.inference.server.serving import Client, Served, request, serving
 
 UNAUTHENTICATED, UNAVAILABLE = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE
 
@@ -145,8 +145,8 @@ async def test_calls_without_a_valid_token_are_refused(pipeline: Pipeline, token
     async with serving(pipeline, token_file=tokens) as served:
         for options in (bearer("alpha"), bearer("beta"), bearer("alpha", "bearer")):
             assert await code_of(served.client.info(**options)) is grpc.StatusCode.OK
-        refused = [{}, bearer(""), bearer("alph"), bearer("alphaa"), bearer("#gamma"), bearer("gamma"),
-                   bearer("alpha", "Basic"), {"metadata": (("authorization", "alpha"),)}, bearer("# first")]  # fmt: skip
+        wrong = [bearer(token) for token in ("", "alph", "alphaa", "gamma", "#gamma", "# first")]
+        refused = [{}, *wrong, bearer("alpha", "Basic"), {"metadata": (("authorization", "alpha"),)}]
         for options in refused:
             assert await code_of(served.client.info(**options)) is UNAUTHENTICATED, options
         assert (await served.client.error(request())).code() is UNAUTHENTICATED

@@ -3,7 +3,6 @@
 import grpc
 import pytest
 from google.rpc import error_details_pb2
-
 from sojourn.inference import errors
 from sojourn.inference.errors import FieldViolation
 from sojourn.inference.server import status

@@ -12,11 +12,11 @@ import grpc
 import grpc.aio
 import pytest
 from google.rpc import error_details_pb2
-from tests.inference.server.serving import Client, Gated, Served, Slowed, error_detail, request, serving
-
 from sojourn.inference.pipeline import Pipeline
 from sojourn.inference.watch import Event, Stage, StageBegan
 from sojourn.v1 import inference_pb2 as pb
+
+from tests.inference.server.serving import Client, Gated, Served, Slowed, error_detail, request, serving
 
 CANCELLED, DEADLINE = "CANCELLED", "DEADLINE_EXCEEDED"
 SLOW = 0.05

@@ -5,14 +5,14 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
-from tests.inference.server.serving import Around, request
-from tests.inference.server.test_generate import png
-
 from sojourn.inference.errors import InvalidRequest, Unsupported
 from sojourn.inference.pipeline import Pipeline
 from sojourn.inference.requests import Workflow
 from sojourn.inference.server import validation
 from sojourn.v1 import inference_pb2 as pb
+
+from tests.inference.server.serving import Around, request
+from tests.inference.server.test_generate import png
 
 FIRST, LAST = pb.KEYFRAME_POSITION_FIRST, pb.KEYFRAME_POSITION_LAST
 

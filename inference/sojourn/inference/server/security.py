@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2
-
 from sojourn.inference.server.config import ConfigError, ServerConfig
 
 _logger = logging.getLogger(__name__)
@@ -142,7 +141,7 @@ def _refusing(handler: "Handler | None") -> Handler:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
 
     streams = (bool(handler and handler.request_streaming), bool(handler and handler.response_streaming))
-    make: "Callable[..., Handler]" = {
+    make: Callable[..., Handler] = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, False): grpc.stream_unary_rpc_method_handler,

@@ -13,7 +13,6 @@ from typing import TypeAlias
 
 import grpc
 import grpc.aio
-
 from sojourn.inference import errors
 from sojourn.inference.requests import GenerationRequest
 from sojourn.inference.server import messages, validation
@@ -226,9 +225,8 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
     async def _completed(
         self, job: Job, clips: list[pb.ClipSummary], artifacts: list[pb.ArtifactSummary]
     ) -> pb.GenerateResponse:
-        engine = self._health.engine
-        assert engine is not None
-        fingerprint = engine.known_fingerprint or await asyncio.to_thread(engine.fingerprint)
+        # Shielded: the calls that wait for it share it, and one that is cancelled must not take it along.
+        fingerprint = await asyncio.shield(self._health.fingerprint)
         completed = pb.Completed(
             timings=messages.timings(job.timings),
             model_fingerprint=fingerprint,
