@@ -3,7 +3,6 @@
 import sys
 
 import grpc
-
 from sojourn.v1 import inference_pb2 as pb
 from sojourn.v1 import inference_pb2_grpc as rpc
 

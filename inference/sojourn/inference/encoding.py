@@ -19,7 +19,6 @@ import av
 import numpy as np
 import safetensors.numpy
 from PIL import Image
-
 from sojourn.inference.requests import Clip, OutputFormat
 
 MIME_TYPES = {
@@ -81,7 +80,12 @@ def encode(clip: Clip, output: OutputFormat, *, check: Callable[[], None] = _nev
         clip: With frames, unless `output` is LATENTS.
         output: The format.
         check: Called before each frame; what it raises ends the encoding.
+
+    Raises:
+        ValueError: The clip has no frames, or a number of audio channels that the format does not take.
     """
+    if clip.frames is None and output is not OutputFormat.LATENTS:
+        raise ValueError("a clip without frames can be encoded as latents only")
     file: IO[bytes] = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # noqa: SIM115 - the artifact's holder closes it
     try:
         _ENCODERS[output](clip, file, check)
@@ -124,8 +128,7 @@ def _write_latents(clip: Clip, file: IO[bytes], check: Callable[[], None]) -> No
 
 def _pixels(clip: Clip, check: Callable[[], None]) -> Iterator[np.ndarray]:
     """Frames as uint8 [H, W, 3], one by one: a second copy of the whole clip would double its memory."""
-    if clip.frames is None:
-        raise ValueError("a clip without frames can be encoded as latents only")
+    assert clip.frames is not None
     for frame in clip.frames:
         check()
         yield np.ascontiguousarray((np.clip(frame, 0.0, 1.0) * 255.0).round().astype(np.uint8))

@@ -85,7 +85,7 @@ def configure(
 
 
 def adopt_library_loggers() -> None:
-    """Takes the handlers of diffusers and transformers off, so that their records come through the root logger.
+    """Brings warnings and errors of diffusers and transformers through the root logger, and their own handlers off.
 
     Imports both, and torch with them: call it where the model is loaded.
     """
@@ -96,3 +96,4 @@ def adopt_library_loggers() -> None:
         library.disable_default_handler()
         library.enable_propagation()
         library.disable_progress_bar()
+        library.set_verbosity_warning()

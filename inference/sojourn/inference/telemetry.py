@@ -19,7 +19,6 @@ from prometheus_client import (
     disable_created_metrics,
 )
 from prometheus_client.core import GaugeMetricFamily, Metric
-
 from sojourn.inference.requests import QualityTier, Workflow
 from sojourn.inference.watch import Stage
 
@@ -160,6 +159,10 @@ class Telemetry:
         for stage in Stage:
             self.stage_duration.labels(stage)
             self.nonfinite_outputs.labels(stage)
+
+    def log_line(self, level: str) -> None:
+        """A record of `level` was logged."""
+        self.log_lines.labels(level).inc()
 
     def state(self, state: str) -> None:
         """The service is in `state` now, and in no other."""

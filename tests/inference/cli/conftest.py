@@ -9,7 +9,6 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 from sojourn.inference import cli
 
 # What a run of the command left: its exit status, stdout, stderr.

@@ -14,11 +14,11 @@ from pathlib import Path
 import av
 import pytest
 from safetensors.numpy import load_file
-from tests.inference.cli.conftest import Run, free_address
-
 from sojourn.inference.cli import local, remote
 from sojourn.inference.cli.artifacts import ArtifactWriter
 from sojourn.v1 import inference_pb2 as pb
+
+from tests.inference.cli.conftest import Run, free_address
 
 SMALL = ("--steps", 3, "--seed", 5, "--width", 32, "--height", 32)
 ROOT = Path(__file__).resolve().parents[3]

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.inference.cli.conftest import Run
-
+from sojourn.inference.cli.inspect import readable_bytes
 from sojourn.inference.pipeline import Pipeline
+
+from tests.inference.cli.conftest import Run
 
 
 def test_what_it_says_is_what_a_loaded_model_holds(
@@ -16,17 +17,22 @@ def test_what_it_says_is_what_a_loaded_model_holds(
     told = {part["name"]: part for part in json.loads(out)["components"]}
     assert status == 0
     for summary in tiny.summaries():
-        if summary.parameters:
-            assert told[summary.name]["class_name"] == summary.class_name
-            assert told[summary.name]["parameters"] >= summary.parameters
-    assert json.loads(out)["size_bytes"] == sum(part["size_bytes"] for part in told.values())
+        assert told[summary.name]["parameters"] == summary.parameters
+    assert 0 < told["transformer"]["adaln_bytes"] < told["transformer"]["size_bytes"]
+    assert told["vae"]["adaln_bytes"] == 0
 
 
-def test_the_table_names_every_component(sojourn: Callable[..., Run], tiny_folder: Path) -> None:
-    status, out, _ = sojourn("inspect", tiny_folder)
+def test_the_table_names_every_component_and_the_adaln_share(
+    sojourn: Callable[..., Run], digits_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    status, out, _ = sojourn("inspect", digits_folder)
+    rows = {line.split()[1]: line for line in out.splitlines() if line.startswith("│")}
     assert status == 0
-    for name in ("transformer", "text_encoder", "vae", "audio_vae", "MiB"):
-        assert name in out
+    assert {"transformer", "text_encoder", "vae", "audio_vae", "all", "transformer_ref"} <= rows.keys()
+    # 6 blocks of 32 → 6·3·160 and a final layer of 32 → 2·160, with biases, of 2,847,048 parameters in all.
+    assert "20.4%" in rows["transformer"]
+    assert "not in this folder" in rows["transformer_ref"]
 
 
 @pytest.mark.parametrize("broken", ["index", "weights"])
@@ -42,3 +48,8 @@ def test_a_broken_folder_is_told_in_one_line(
     status, out, err = sojourn("inspect", copy)
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert err.startswith(f"sojourn: {copy}")
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0.00 MiB"), (3 * 2**19, "1.50 MiB"), (5 * 2**30, "5.00 GiB")])
+def test_sizes_are_binary_and_say_so(size: int, text: str) -> None:
+    assert readable_bytes(size) == text

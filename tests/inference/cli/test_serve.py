@@ -3,10 +3,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.inference.cli.conftest import Run
-
 from sojourn.inference.cli import serve
 from sojourn.inference.server.config import Address, ServerConfig
+
+from tests.inference.cli.conftest import Run
 
 
 @pytest.fixture

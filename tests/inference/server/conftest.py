@@ -1,8 +1,11 @@
 from pathlib import Path
 
 import pytest
+<<<<<<< HEAD
 from sojourn.inference.tiny import tiny_random
 
+=======
+>>>>>>> server
 from sojourn.inference.pipeline import Pipeline, load_pipeline
 
 

@@ -12,13 +12,13 @@ import pytest
 import safetensors.torch
 import torch
 from PIL import Image
-from tests.inference.server.serving import LATENTS, Result, request, serving
-
 from sojourn.inference.encoding import latents_sha256
 from sojourn.inference.pipeline import Pipeline
 from sojourn.inference.server import validation
 from sojourn.inference.watch import Watch
 from sojourn.v1 import inference_pb2 as pb
+
+from tests.inference.server.serving import LATENTS, Result, request, serving
 
 MP4, PNG = pb.OUTPUT_FORMAT_MP4, pb.OUTPUT_FORMAT_PNG_FRAMES
 

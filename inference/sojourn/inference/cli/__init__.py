@@ -9,7 +9,6 @@ import sys
 from typing import NoReturn
 
 import typer
-
 from sojourn.inference.cli.exits import CommandFailed, Exit
 from sojourn.inference.cli.generate import generate
 from sojourn.inference.cli.inspect import inspect

@@ -3,7 +3,6 @@
 from enum import IntEnum
 
 import grpc
-
 from sojourn.inference import errors
 
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
-
 from sojourn.inference.cli import local, remote
 from sojourn.inference.cli.artifacts import ArtifactWriter, format_of
 from sojourn.inference.cli.exits import CommandFailed, Exit

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-
 from sojourn.inference.cli.exits import CommandFailed, Exit
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-
 from sojourn.inference.cli.exits import CommandFailed, Exit
 from sojourn.v1 import inference_pb2 as pb
 from sojourn.v1 import inference_pb2_grpc as rpc

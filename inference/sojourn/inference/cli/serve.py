@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
 from sojourn.inference import logs
 from sojourn.inference.cli.exits import CommandFailed, Exit
 from sojourn.inference.cli.loading import DeviceOption, PrecisionOption, lazily_loaded

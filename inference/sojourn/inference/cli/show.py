@@ -4,7 +4,6 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-
 from sojourn.v1 import inference_pb2 as pb
 
 STAGE_NAMES = {

@@ -20,7 +20,6 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
-
 from sojourn.inference import logs
 from sojourn.inference.errors import ModelError, SojournError
 from sojourn.inference.server.config import Address, ConfigError, ServerConfig
@@ -188,7 +187,7 @@ class Server:
         await self.health.serving(engine)
         extra = {"model": engine.model_name, "device": str(engine.device), "dtype": engine.dtype_name}
         _logger.info("model loaded", extra=extra | {"seconds_to_ready": round(seconds, 3)})
-        self.telemetry.fingerprint(await asyncio.to_thread(engine.fingerprint))
+        self.health.fingerprint.add_done_callback(lambda known: self.telemetry.fingerprint(known.result()))
 
     def _load_in_worker(self) -> Engine:
         engine = self._load()

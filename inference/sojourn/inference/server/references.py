@@ -6,7 +6,6 @@ MiniMax-H3 is the one family with references. Imports diffusers, and torch with 
 from typing import Any
 
 from PIL import Image
-
 from sojourn.inference.server.media import Audio, Video
 
 

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2
-
 from sojourn.inference.server.config import ConfigError, ServerConfig
 
 _logger = logging.getLogger(__name__)

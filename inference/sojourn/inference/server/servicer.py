@@ -7,13 +7,12 @@ waits, and nothing is left to a finaliser. Every way out of it goes through `Job
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TypeAlias
 
 import grpc
 import grpc.aio
-
 from sojourn.inference import errors
 from sojourn.inference.requests import GenerationRequest
 from sojourn.inference.server import messages, validation
@@ -123,7 +122,8 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
 
     async def _idle_within(self, seconds: float) -> bool:
         try:
-            await asyncio.wait_for(self._idle.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
         except TimeoutError:
             return False
         return True
@@ -225,9 +225,8 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
     async def _completed(
         self, job: Job, clips: list[pb.ClipSummary], artifacts: list[pb.ArtifactSummary]
     ) -> pb.GenerateResponse:
-        engine = self._health.engine
-        assert engine is not None
-        fingerprint = engine.known_fingerprint or await asyncio.to_thread(engine.fingerprint)
+        # Shielded: the calls that wait for it share it, and one that is cancelled must not take it along.
+        fingerprint = await asyncio.shield(self._health.fingerprint)
         completed = pb.Completed(
             timings=messages.timings(job.timings),
             model_fingerprint=fingerprint,
@@ -239,11 +238,15 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
 
     async def _write(self, context: Context, message: pb.GenerateResponse) -> None:
         """Writes, as fast as the caller reads."""
-        writing: Awaitable[None] = context.write(message)
         try:
-            await asyncio.wait_for(writing, self._stall_seconds)
+            # Not wait_for: before Python 3.12 it swallows a cancellation that comes just as the write is done.
+            async with asyncio.timeout(self._stall_seconds):
+                await context.write(message)
         except TimeoutError:
             raise errors.RequestCancelled(f"the caller has read nothing for {self._stall_seconds:g} s") from None
+        except grpc.aio.BaseError as error:
+            # The stream is gone, and the cancellation that says so has not come through yet.
+            raise errors.RequestCancelled("the caller has gone") from error
 
     def _log_unexpected(self, error: BaseException, request_id: str) -> None:
         if not is_expected(error) and not isinstance(error, UnexpectedFailure):

@@ -13,7 +13,6 @@ from google.protobuf import any_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
-
 from sojourn.inference import errors
 
 MAX_MESSAGE_CHARACTERS = 600

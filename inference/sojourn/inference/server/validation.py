@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from PIL import Image
-
 from sojourn.inference.errors import FieldViolation, InvalidRequest, Unsupported
 from sojourn.inference.requests import (
     SEED_BITS,
