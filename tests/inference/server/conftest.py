@@ -1,12 +1,8 @@
 from pathlib import Path
 
 import pytest
-<<<<<<< HEAD
-from sojourn.inference.tiny import tiny_random
-
-=======
->>>>>>> server
 from sojourn.inference.pipeline import Pipeline, load_pipeline
+from sojourn.inference.tiny import tiny_random
 
 
 @pytest.fixture(scope="session")
