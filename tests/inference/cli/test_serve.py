@@ -1,9 +1,9 @@
+import importlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sojourn.inference.cli import serve
 from sojourn.inference.server.config import Address, ServerConfig
 
 from tests.inference.cli.conftest import Run
@@ -22,7 +22,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
         configs.append(config)
         return 0
 
-    monkeypatch.setattr(serve, "run", run)
+    # The package exports the command under the name of its module.
+    monkeypatch.setattr(importlib.import_module("sojourn.inference.cli.serve"), "run", run)
     return configs
 
 
