@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from diffusers import MiniMaxH3Scheduler, MiniMaxH3Transformer3DModel
 from diffusers.models.autoencoders.autoencoder_kl_minimax_h3 import AutoencoderKLMiniMaxH3
 from diffusers.models.autoencoders.autoencoder_kl_minimax_h3_audio import (
     AutoencoderKLMiniMaxH3Audio,
 )
+from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3Transformer3DModel
+from diffusers.schedulers.scheduling_minimax_h3 import MiniMaxH3Scheduler
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor, nn
 from transformers import Qwen2Tokenizer, Qwen3VLConfig, Qwen3VLForConditionalGeneration

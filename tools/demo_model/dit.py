@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from diffusers import MiniMaxH3Transformer3DModel
+from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3Transformer3DModel
 from diffusers.modular_pipelines.minimax_h3.before_denoise import MiniMaxH3PrepareLayoutStep
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import silu
 
 VIDEO_TAG, TEXT_TAG, AUDIO_TAG = 0, 1, 2
@@ -72,7 +73,7 @@ def patchify(latents: Tensor) -> Tensor:
     return rows.reshape(b, f * (h // 2) * (w // 2), c * 4)
 
 
-def attention(block: nn.Module, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def attention(block: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The block's self-attention with the softmax written out.
 
     On a CPU the fused kernel's backward is the slowest part of a step.
@@ -105,7 +106,7 @@ def spread(text: Tensor, audio: Tensor, video: Tensor, rows: tuple[int, int, int
 
 
 def block_forward(
-    block: nn.Module,
+    block: Any,
     x: Tensor,
     *,
     temb: Tensor,

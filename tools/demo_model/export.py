@@ -10,11 +10,12 @@ from typing import Any
 
 import diffusers
 import torch
-from diffusers import MiniMaxH3Transformer3DModel, ModularPipeline
+from diffusers import ModularPipeline
 from diffusers.models.autoencoders.autoencoder_kl_minimax_h3 import AutoencoderKLMiniMaxH3
 from diffusers.models.autoencoders.autoencoder_kl_minimax_h3_audio import (
     AutoencoderKLMiniMaxH3Audio,
 )
+from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3Transformer3DModel
 from transformers import Qwen2Tokenizer, Qwen3VLForConditionalGeneration
 
 from tools.demo_model import components, data, text_only_processor
@@ -101,13 +102,4 @@ def load(folder: Path) -> ModularPipeline:
     stock = [name for name in LIBRARY_CLASSES if name != "processor"]
     pipeline.load_components(names=stock, torch_dtype=torch.float32)
     pipeline.update_components(processor=TextOnlyProcessor(pipeline.tokenizer))
-    _silence(pipeline.blocks)
     return pipeline
-
-
-def _silence(block: Any) -> None:
-    """Turn off the progress bars of a block and of all blocks inside it."""
-    if hasattr(block, "set_progress_bar_config"):
-        block.set_progress_bar_config(disable=True)
-    for inner in getattr(block, "sub_blocks", {}).values():
-        _silence(inner)

@@ -16,7 +16,7 @@ import copy
 from dataclasses import dataclass, replace
 
 import torch
-from diffusers import MiniMaxH3Transformer3DModel
+from diffusers.models.transformers.transformer_minimax_h3 import MiniMaxH3Transformer3DModel
 from torch import Tensor, nn
 
 from tools.demo_model import data, dit
@@ -262,7 +262,8 @@ class Trainer:
     def _update_average(self, number: int) -> None:
         """Follow the weights, quickly at first so that the stage's start is soon forgotten."""
         decay = min(EMA_DECAY, (1 + number) / (10 + number))
-        mine, theirs = list(self.average.parameters()), list(self.model.parameters())
+        mine: list[Tensor] = [*self.average.parameters()]
+        theirs: list[Tensor] = [*self.model.parameters()]
         torch._foreach_lerp_(mine, theirs, 1.0 - decay)
 
 
