@@ -63,10 +63,10 @@ class Stage:
 
 
 STAGES = (
-    Stage("s0", "velocity", 800, 32, 2e-3),
-    Stage("s1a", "velocity", 1100, 128, 1.6e-3, windowed=True, low_noise_share=0.6),
-    Stage("s1b", "velocity", 900, 32, 1.6e-3, low_noise_share=0.3),
-    Stage("s2", "guidance", 620, 32, 1.2e-3, low_noise_share=0.3),
+    Stage("s0", "velocity", 650, 32, 2e-3),
+    Stage("s1a", "velocity", 1030, 128, 1.6e-3, windowed=True, low_noise_share=0.6),
+    Stage("s1b", "velocity", 750, 32, 1.6e-3, low_noise_share=0.3),
+    Stage("s2", "guidance", 560, 32, 1.2e-3, low_noise_share=0.3),
     Stage("s3", "rows", 256, 12, 8e-4),
 )
 
