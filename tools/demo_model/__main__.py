@@ -145,13 +145,10 @@ def embed_prompts(text_encoder: Any, tokenizer: Any) -> tuple[torch.Tensor, ...]
 
     def embed(template: str, names: tuple[str, ...]) -> torch.Tensor:
         prompts = [template.format(name) for name in names]
-        return torch.stack(
-            [components.embed_prompt(text_encoder, tokenizer, prompt) for prompt in prompts]
-        )
+        return torch.stack([components.embed_prompt(text_encoder, tokenizer, prompt) for prompt in prompts])
 
     return tuple(
-        torch.stack([embed(template, data.WORDS), embed(template, data.NUMERALS)])
-        for template in data.TEMPLATES
+        torch.stack([embed(template, data.WORDS), embed(template, data.NUMERALS)]) for template in data.TEMPLATES
     )
 
 
@@ -199,9 +196,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.demo_model", description=__doc__)
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write to")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--scale", type=float, default=1.0, help="share of steps and clips; 0.01 is a smoke run"
-    )
+    parser.add_argument("--scale", type=float, default=1.0, help="share of steps and clips; 0.01 is a smoke run")
     parser.add_argument("--resume", action="store_true", help="keep the stages already finished")
     return parser.parse_args()
 

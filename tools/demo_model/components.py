@@ -159,9 +159,7 @@ def build_text_encoder(seed: int) -> Qwen3VLForConditionalGeneration:
 
 
 @torch.no_grad()
-def embed_prompt(
-    text_encoder: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, prompt: str
-) -> Tensor:
+def embed_prompt(text_encoder: Qwen3VLForConditionalGeneration, tokenizer: Qwen2Tokenizer, prompt: str) -> Tensor:
     """Return the `(tokens, 32)` conditioning of one prompt, as the stock pipeline computes it."""
     ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]])
     output = text_encoder.model(

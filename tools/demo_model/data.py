@@ -128,9 +128,7 @@ def draw(sprites: Tensor, paths: Tensor) -> Tensor:
     return rows @ sprites[:, None] @ columns.transpose(-1, -2)
 
 
-def draw_clips(
-    glyphs: Glyphs, count: int, frames: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def draw_clips(glyphs: Glyphs, count: int, frames: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw random clips: grey `(count, frames, 64, 64)` in [0, 1] and their `(count,)` digits."""
     picks = torch.randint(len(glyphs.digits), (count,), generator=generator)
     grey = draw(glyphs.sprites[picks], random_paths(count, frames, generator))

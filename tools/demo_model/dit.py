@@ -79,10 +79,7 @@ def attention(block: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     On a CPU the fused kernel's backward is the slowest part of a step.
     """
     attn = block.attn
-    q, k, v = (
-        projection(x).unflatten(-1, (attn.heads, -1))
-        for projection in (attn.to_q, attn.to_k, attn.to_v)
-    )
+    q, k, v = (projection(x).unflatten(-1, (attn.heads, -1)) for projection in (attn.to_q, attn.to_k, attn.to_v))
     q, k = rotate(attn.norm_q(q), cos, sin), rotate(attn.norm_k(k), cos, sin)
     q, k, v = (rows.transpose(1, 2) for rows in (q / math.sqrt(attn.head_dim), k, v))
     weights = torch.softmax(q @ k.transpose(-1, -2), dim=-1)

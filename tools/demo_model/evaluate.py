@@ -251,10 +251,7 @@ def judge_clips(clips: Sequence[Clip], psnr: float, seconds_per_clip: float) -> 
     shares = np.array([vote.share(clip.digit) for vote, clip in zip(votes, clips, strict=True)])
     asked = np.array([clip.digit for clip in clips])
     seconds = [clip.audio[0][: int(TONE_WINDOW_S * clip.rate_hz)] for clip in clips]
-    right_tones = [
-        sounds_like(heard, clip.rate_hz, clip.digit)
-        for heard, clip in zip(seconds, clips, strict=True)
-    ]
+    right_tones = [sounds_like(heard, clip.rate_hz, clip.digit) for heard, clip in zip(seconds, clips, strict=True)]
     return Report(
         judge_held_out=judge.held_out_accuracy,
         clips=len(clips),

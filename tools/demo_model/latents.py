@@ -33,9 +33,7 @@ class Pool:
 
 
 @torch.no_grad()
-def encode_pool(
-    vae: AutoencoderKLMiniMaxH3, clips: int, generator: torch.Generator, progress: Progress
-) -> Pool:
+def encode_pool(vae: AutoencoderKLMiniMaxH3, clips: int, generator: torch.Generator, progress: Progress) -> Pool:
     """Draw and encode `clips` training clips of 124 frames to posterior means.
 
     Encoding is in bfloat16, as in the codec's training; that takes 60 % of float32's time.

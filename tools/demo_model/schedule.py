@@ -8,9 +8,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 
-def cosine_with_warmup(
-    optimizer: Optimizer, steps: int, warmup: int, floor: float = 0.0
-) -> LambdaLR:
+def cosine_with_warmup(optimizer: Optimizer, steps: int, warmup: int, floor: float = 0.0) -> LambdaLR:
     """Rise linearly over `warmup` steps, then fall along a cosine to `floor` times the peak.
 
     The warm-up never takes more than a fifth of the stage, so that short smoke runs learn too.

@@ -119,9 +119,7 @@ def unshifted(sigma: Tensor, shift: float) -> Tensor:
     return sigma / (shift - (shift - 1) * sigma)
 
 
-def draw_sigmas(
-    count: int, low_noise_share: float, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def draw_sigmas(count: int, low_noise_share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw video and audio noise levels that occur together while sampling.
 
     A share of the videos is drawn at the audio's gentler shift; their audio level is then the one
@@ -155,9 +153,7 @@ def draw_frames(stage: Stage, generator: torch.Generator) -> slice:
     return slice(start, start + WINDOW_FRAMES)
 
 
-def draw_batch(
-    stage: Stage, pool: Pool, conditioning: Conditioning, generator: torch.Generator
-) -> Batch:
+def draw_batch(stage: Stage, pool: Pool, conditioning: Conditioning, generator: torch.Generator) -> Batch:
     """Draw clips, noise levels, prompts and the rows that are present."""
     picks = torch.randint(len(pool.digits), (stage.batch,), generator=generator)
     digits = pool.digits[picks]
@@ -205,9 +201,7 @@ class Trainer:
         self.teacher = copy.deepcopy(model).requires_grad_(False)
         self.stage = stage
         self.conditioning = conditioning
-        self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=stage.lr, betas=BETAS, weight_decay=WEIGHT_DECAY
-        )
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=stage.lr, betas=BETAS, weight_decay=WEIGHT_DECAY)
         self.schedule = cosine_with_warmup(self.optimizer, steps, WARMUP_STEPS, LR_FLOOR)
 
     def step(self, number: int, batch: Batch, generator: torch.Generator) -> dict[str, float]:
@@ -232,14 +226,10 @@ class Trainer:
         video_loss = (video - target).square().mean()
         return video_loss, (audio - batch.audio_velocity).square().mean(), weight
 
-    def _predict(
-        self, model: MiniMaxH3Transformer3DModel, batch: Batch, digits: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _predict(self, model: MiniMaxH3Transformer3DModel, batch: Batch, digits: Tensor) -> tuple[Tensor, Tensor]:
         text = self.conditioning.prompts[batch.template][batch.numerals, digits]
         with torch.autocast("cpu", torch.bfloat16):
-            video, audio = dit.forward(
-                model, batch.video, batch.audio, text, batch.timesteps, batch.layout
-            )
+            video, audio = dit.forward(model, batch.video, batch.audio, text, batch.timesteps, batch.layout)
         return video.float(), audio.float()
 
     @torch.no_grad()

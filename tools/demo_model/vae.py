@@ -64,16 +64,12 @@ def reconstruction_loss(output: Tensor, target: Tensor) -> Tensor:
     return error.square().mean() + L1_WEIGHT * error.abs().mean()
 
 
-def train_jointly(
-    vae: AutoencoderKLMiniMaxH3, steps: int, generator: torch.Generator, progress: Progress
-) -> None:
+def train_jointly(vae: AutoencoderKLMiniMaxH3, steps: int, generator: torch.Generator, progress: Progress) -> None:
     """Train encoder and decoder together."""
     _train(vae, steps, generator, progress, batch=JOINT_BATCH, lr=JOINT_LR, freeze_encoder=False)
 
 
-def train_decoder(
-    vae: AutoencoderKLMiniMaxH3, steps: int, generator: torch.Generator, progress: Progress
-) -> None:
+def train_decoder(vae: AutoencoderKLMiniMaxH3, steps: int, generator: torch.Generator, progress: Progress) -> None:
     """Polish the decoder on bigger batches while the encoder, and so the latents, stay put."""
     _train(vae, steps, generator, progress, batch=DECODER_BATCH, lr=DECODER_LR, freeze_encoder=True)
 

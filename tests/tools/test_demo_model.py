@@ -23,9 +23,7 @@ def test_the_split_is_1500_to_297_whatever_the_seed() -> None:
     assert sorted(set(held_out.digits.tolist())) == list(range(10))
 
 
-@pytest.mark.parametrize(
-    ("position", "folded"), [(0.0, 0.0), (10.0, 10.0), (32.0, 32.0), (33.0, 31.0), (-1.0, 1.0)]
-)
+@pytest.mark.parametrize(("position", "folded"), [(0.0, 0.0), (10.0, 10.0), (32.0, 32.0), (33.0, 31.0), (-1.0, 1.0)])
 def test_a_glyph_bounces_between_the_walls(position: float, folded: float) -> None:
     assert float(data.reflect(torch.tensor(position), 32.0)) == pytest.approx(folded)
 
@@ -144,9 +142,7 @@ def test_the_index_names_no_place_outside_the_checkpoint(folder: str) -> None:
 def test_progress_estimates_this_stage_and_the_later_ones() -> None:
     seconds = iter([0.0, 30.0, 30.0, 30.0])
     lines: list[str] = []
-    progress = Progress(
-        "s0", expected_s=60.0, later_s=60.0, now=lambda: next(seconds), write=lines.append
-    )
+    progress = Progress("s0", expected_s=60.0, later_s=60.0, now=lambda: next(seconds), write=lines.append)
     progress.tick(9, 40, video=0.5)
     assert clock(125) == "2:05"
     # Three seconds a step: thirty steps left are 90 s; twice as slow as expected, so 120 s later.
