@@ -118,7 +118,8 @@ def block_forward(
         x: `(b, s, 160)`.
         temb: `(2, b, 32)`, activated: the video's and the audio's timestep embedding.
         rows: How many text, audio and video rows.
-        cos, sin: `(s, rotated)`.
+        cos: Of the rotary embedding, `(s, rotated)`.
+        sin: The same.
     """
     table = block.adaln_proj.linear(temb).unflatten(-1, (3, 6, -1))
     text, audio, video = table[0, :, TEXT_TAG], table[1, :, AUDIO_TAG], table[0, :, VIDEO_TAG]
