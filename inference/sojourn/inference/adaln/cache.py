@@ -22,7 +22,8 @@ from sojourn.inference.adaln.plans import Plan, PlanKey, distinct
 from sojourn.inference.adaln.projection import Job, Projector
 from sojourn.inference.adaln.ranks import OneRank, Ranks, together
 from sojourn.inference.adaln.refusals import PlanMissing, PlansRefused, RequestReason
-from sojourn.inference.adaln.slab import PLANS_SETTING, Slab
+from sojourn.inference.adaln.settings import PLANS_SETTING
+from sojourn.inference.adaln.slab import Slab
 from sojourn.inference.adaln.slots import Slots
 from sojourn.inference.adaln.store import PlanStore, RejectedFile, StoredSchedule
 from sojourn.inference.adaln.streams import OneStream, Streams
@@ -295,16 +296,17 @@ class PlanCache:
 
     def _build_and_publish(self, store: PlanStore, wanted: Sequence[Plan], missing: Sequence[Plan]) -> Source:
         """Builds unless another process of the node has meanwhile, and shares what was built."""
-        if self.ranks.size > 1:
+        if self.ranks.size > 1:  # each rank would wait for locks in its own order
             self._build(wanted, missing)
-        else:
-            with store.building([plan.key for plan in wanted]):
-                if store.path([plan.key for plan in wanted]).exists() and self._load_from_store(store, wanted, missing):
-                    return Source.STORE
-                self._build(wanted, missing)
+            if self.ranks.rank == 0:
                 self._publish(store, wanted)
             return Source.BUILT
-        if self.ranks.rank == 0:
+        keys = [plan.key for plan in wanted]
+        seen = store.version(keys)
+        with store.building(keys):
+            if store.version(keys) != seen and self._load_from_store(store, wanted, missing):
+                return Source.STORE
+            self._build(wanted, missing)
             self._publish(store, wanted)
         return Source.BUILT
 

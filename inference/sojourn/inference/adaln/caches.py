@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 from sojourn.inference.adaln.component import CachedTransformer, open_transformer
-from sojourn.inference.adaln.counters import Counters, Observer, Snapshot
+from sojourn.inference.adaln.counters import Counters, Description, Observer, Snapshot
 from sojourn.inference.adaln.families import Family, family_of
 from sojourn.inference.adaln.host import host_budget_bytes
 from sojourn.inference.adaln.host_memory import available_bytes
 from sojourn.inference.adaln.ranks import OneRank, Ranks
 from sojourn.inference.adaln.refusals import ModelReason, ModelRefused
 from sojourn.inference.adaln.replace import check_model, projections_of, replace_projections
-from sojourn.inference.adaln.settings import Mode, PlanCacheSettings, check_worth
+from sojourn.inference.adaln.settings import Mode, PlanCacheSettings
 from sojourn.inference.adaln.table import Table
 from sojourn.inference.adaln.weights import MappedWeights
+from sojourn.inference.adaln.worth import check_worth
 from sojourn.inference.families.projections import PROJECTIONS
 from sojourn.inference.loading.components import Component, LeaveOut
 from torch import nn
@@ -113,14 +114,23 @@ class PlanCaches:
             )
         if self.transformers:
             self.off_reason = None
+        self.observer.opened(self._description(), self.snapshot)
 
     def for_component(self, names: Any) -> CachedTransformer | None:
         """The cached transformer among the components of a workflow, if one of them is."""
         return next((self.transformers[name] for name in sorted(names) if name in self.transformers), None)
 
-    def snapshots(self) -> dict[str, Snapshot]:
-        """The gauges of each cache."""
-        return {name: transformer.cache.snapshot() for name, transformer in self.transformers.items()}
+    def _description(self) -> Description:
+        return Description(
+            mode=self.settings.mode.value,
+            precision=self.settings.precision.value,
+            host_kind=self.snapshot().host_kind,
+            off_reason="" if self.off_reason is None else self.off_reason.value,
+        )
+
+    def snapshot(self) -> Snapshot:
+        """The gauges over all caches; of the store, which they share, once."""
+        return Snapshot.sum(transformer.cache.snapshot() for transformer in self.transformers.values())
 
 
 def _nothing_to_cache(components: Mapping[str, Component]) -> ModelRefused:

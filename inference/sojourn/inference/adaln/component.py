@@ -12,10 +12,10 @@ from sojourn.inference.adaln.families import Family, Inputs
 from sojourn.inference.adaln.fingerprint import arithmetic_of, rows_fingerprint
 from sojourn.inference.adaln.host import HostTier, page_capacity
 from sojourn.inference.adaln.lease import Lease
-from sojourn.inference.adaln.projection import Precision, Projector
+from sojourn.inference.adaln.projection import Projector
 from sojourn.inference.adaln.ranks import OneRank, Ranks, Sharing
 from sojourn.inference.adaln.replace import check_not_compiled, stand_ins
-from sojourn.inference.adaln.settings import PlanCacheSettings
+from sojourn.inference.adaln.settings import PlanCacheSettings, Precision
 from sojourn.inference.adaln.slab import Slab
 from sojourn.inference.adaln.store import PlanStore
 from sojourn.inference.adaln.streams import streams_for

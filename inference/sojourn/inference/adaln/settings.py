@@ -1,19 +1,18 @@
-"""What can be set of the plan cache, judged at construction; and whether it pays to have it on."""
+"""What can be set of the plan cache, judged at construction. Without torch, as the command line needs it early."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from sojourn.inference.adaln.families import Family
-from sojourn.inference.adaln.projection import Precision
-from sojourn.inference.adaln.refusals import ModelReason, ModelRefused, SettingRefused
-from sojourn.inference.adaln.slab import PLANS_SETTING, WIDTH_SETTING
-from sojourn.inference.adaln.store import STORE_BYTES_SETTING, STORE_SETTING
-from sojourn.inference.adaln.table import Table
+from sojourn.inference.adaln.refusals import SettingRefused
 
 MODE_SETTING = "--adaln-cache"
+PLANS_SETTING = "--adaln-plans"
+WIDTH_SETTING = "--adaln-plan-width"
 HOST_BYTES_SETTING = "--adaln-host-bytes"
+STORE_SETTING = "--adaln-store"
+STORE_BYTES_SETTING = "--adaln-store-bytes"
 PRECISION_SETTING = "--adaln-precision"
 
 
@@ -26,6 +25,15 @@ class Mode(StrEnum):
     """Never."""
     AUTO = "auto"
     """Where it can serve the model and costs less than the weights that it replaces."""
+
+
+class Precision(StrEnum):
+    """How rows are computed."""
+
+    MATCH = "match"
+    """As resident weights on the same device would, in eager mode: equal bit for bit."""
+    FP32 = "fp32"
+    """In float32 throughout, rounded once to the rows' dtype: nearer to the truth, not equal to resident weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,32 +89,3 @@ def _refuse_no_directory(path: Path) -> None:
     """A directory that is not there yet is made when the first file is written."""
     if path.exists() and not path.is_dir():
         raise SettingRefused(STORE_SETTING, str(path), "is a file; name a directory")
-
-
-def slab_bytes(table: Table, *, plans: int, width: int) -> int:
-    """Bytes that a slab allocates, before it does."""
-    return plans * (width * table.row_bytes + 8)
-
-
-def check_worth(settings: PlanCacheSettings, family: Family, table: Table) -> None:
-    """Whether rows cost less than the weights that they replace, and are used again.
-
-    What is compared is the slab as it is allocated. Rows cost as much as weights at in + 1 of them: 2689 for
-    MiniMax-H3, that is 672 plans of width 4.
-
-    Raises:
-        ModelRefused: It does not pay; asked of `auto` alone.
-    """
-    if not family.reusable:
-        raise ModelRefused(
-            ModelReason.ROWS_NOT_REUSED,
-            f"rows of {family.name} depend on the prompt, so each new one would read all projections again; "
-            f"set {MODE_SETTING} on for repeated prompts",
-        )
-    costs = slab_bytes(table, plans=settings.plans, width=settings.width)
-    if costs >= table.weight_bytes:
-        raise ModelRefused(
-            ModelReason.COSTS_MORE,
-            f"{settings.plans} plans of {settings.width} rows take {costs} bytes and the projections "
-            f"{table.weight_bytes}; lower {PLANS_SETTING} or {WIDTH_SETTING}, or set {MODE_SETTING} on",
-        )

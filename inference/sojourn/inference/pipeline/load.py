@@ -63,15 +63,15 @@ def load_pipeline(
         ModelError: The folder cannot be served; the reason says why.
         Unsupported: CUDA was asked for and there is none, or the plan cache was asked for and cannot serve the model.
     """
-    torch_device = _torch_device(device)
+    where = torch_device(device)
     _quieten_libraries()
     folder = read_folder(path)
     family = family_of(folder)
     _check_serves_something(folder, family)
     dtype: torch.dtype = getattr(torch, precision.value)
-    plans = PlanCaches(plan_settings or PlanCacheSettings(), torch_device, plan_observer or Counters())
+    plans = PlanCaches(plan_settings or PlanCacheSettings(), where, plan_observer or Counters())
     components = {
-        name: build_component(part, dtype=dtype, device=torch_device, leave_out=plans.leave_out(name, part.class_name))
+        name: build_component(part, dtype=dtype, device=where, leave_out=plans.leave_out(name, part.class_name))
         for name, part in folder.components.items()
     }
     plans.open(components)
@@ -80,14 +80,19 @@ def load_pipeline(
         family=family,
         stock=_stock_pipeline(folder, family, components),
         components=components,
-        device=torch_device,
+        device=where,
         dtype=dtype,
         fingerprint=_fingerprint(components, fingerprint_cache),
         plans=plans,
     )
 
 
-def _torch_device(choice: DeviceChoice) -> torch.device:
+def torch_device(choice: DeviceChoice) -> torch.device:
+    """The device of a choice.
+
+    Raises:
+        Unsupported: CUDA was asked for and there is none.
+    """
     there = torch.cuda.is_available()
     if choice is DeviceChoice.CUDA and not there:
         raise Unsupported("device cuda was asked for and torch sees none; ask for cpu, or check driver and torch build")
