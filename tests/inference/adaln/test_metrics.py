@@ -148,13 +148,13 @@ def test_the_request_path_logs_nothing_above_debug(tmp_path: Path, caplog: pytes
     )
     caplog.clear()
     for _ in range(3):
-        rig.build([0.1], [0.2])
-        rig.build([0.1], [0.2])
+        rig.build([0.1])
+        rig.build([0.1])
         rig.build([0.6], [0.7])
+        rig.build([0.1])
         rig.build([0.1, 0.8], [0.2, 0.9])
         rig.build([0.3, 0.4], [0.5])
         rig.build([0.9])
-        rig.build([0.3, 0.4], [0.5])
         with pytest.raises(PlansRefused):
             rig.build([0.1, 0.2, 0.3])
         rig.source.fail_at = "norm_out.modulation.bias"
