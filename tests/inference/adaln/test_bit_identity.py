@@ -203,6 +203,10 @@ def test_a_request_with_more_steps_than_the_slab_holds_is_refused_and_the_next_o
     both = Both(tiny_folder, replace(ON, plans=3))
     with pytest.raises(PlansRefused, match="has 5 different plans and --adaln-plans is 3; set it to 5"):
         both.cached.run_clip(make_request(steps=6), 0, make_watch())
+    with pytest.raises(PlansRefused):
+        both.cached.check(make_request(steps=6))
+    both.cached.check(make_request(steps=4))
+    assert both.counters.requests == {Result.REFUSED: 2}
     assert_equal(both, make_request(steps=4), make_watch, digest)
 
 

@@ -70,6 +70,16 @@ class PlanCache:
         """Pipelines copy their blocks with what they refer to; there is one cache all the same."""
         return self
 
+    def admit(self, plans: int) -> None:
+        """Refuses a request that has more different plans than the slab holds, before any of its stages runs.
+
+        Raises:
+            PlansRefused: Naming the setting and the value needed.
+        """
+        if plans > self.slab.plans:
+            with self._counted():
+                self._check_count(plans)
+
     def prepare(self, forwards: Sequence[Inputs]) -> Lease:
         """Makes the rows of a request's forwards available, and keeps them so until the lease is released.
 
@@ -173,13 +183,16 @@ class PlanCache:
         return Result(source.value)
 
     def _check_capacity(self, wanted: Sequence[Plan]) -> None:
-        if len(wanted) > self.slab.plans:
+        self._check_count(len(wanted))
+        self.family.check_width(wanted, self.slab.width)
+
+    def _check_count(self, plans: int) -> None:
+        if plans > self.slab.plans:
             raise PlansRefused(
                 RequestReason.TOO_MANY_PLANS,
-                f"the request has {len(wanted)} different plans and {PLANS_SETTING} is {self.slab.plans}; set it to "
-                f"{len(wanted)} or more, or ask for fewer steps",
+                f"the request has {plans} different plans and {PLANS_SETTING} is {self.slab.plans}; set it to "
+                f"{plans} or more, or ask for fewer steps",
             )
-        self.family.check_width(wanted, self.slab.width)
 
     def _fetch(self, wanted: Sequence[Plan], missing: Sequence[Plan]) -> Source:
         """Brings the missing plans in from the nearest tier that has all of them on all ranks."""

@@ -75,10 +75,9 @@ class Pipeline:
         self.unavailable: Mapping[Workflow, str] = {
             workflow: reason for workflow in leaves if (reason := self._obstacle(workflow, leaves[workflow]))
         }
+        self._cached = {workflow: plans.for_component(components_of(blocks)) for workflow, blocks in leaves.items()}
         self._blocks = {
-            (workflow, until): guarded(
-                with_plans(blocks, plans.for_component(components_of(blocks))), family.stages, until=until
-            )
+            (workflow, until): guarded(with_plans(blocks, self._cached[workflow]), family.stages, until=until)
             for workflow, blocks in leaves.items()
             for until in (Stage.DENOISE, Stage.DECODE)
         }
@@ -169,7 +168,8 @@ class Pipeline:
 
         Raises:
             InvalidRequest: Prompt or references hold what the model cannot take.
-            Unsupported: The workflow, or a kind of reference, cannot be served; the message says what to change.
+            Unsupported: The workflow, a kind of reference or so many steps cannot be served; the message says what to
+                change.
         """
         if request.workflow in self.unavailable:
             raise Unsupported(
@@ -181,6 +181,9 @@ class Pipeline:
         violations = self.family.violations(request)
         if violations:
             raise InvalidRequest(*violations)
+        cached = self._cached[request.workflow]
+        if cached is not None:
+            cached.cache.admit(self.family.schedule(self._stock, request).evaluations)
 
     def run_clip(self, request: GenerationRequest, clip_index: int, watch: Watch) -> Clip:
         """Makes one clip of a request. May be called from several threads at once.
