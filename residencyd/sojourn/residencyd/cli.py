@@ -214,10 +214,9 @@ def _print(*parts: Callable[[int], Any]) -> None:
     """Prints what is made for a width: the terminal's, or enough for anything where there is none."""
     from rich.console import Console
 
-    console = Console()
-    width = console.width if console.is_terminal else PIPE_COLUMNS
+    console = Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     for part in parts:
-        console.print(part(width), width=width)
+        console.print(part(console.width))
 
 
 def main() -> None:

@@ -20,8 +20,11 @@ TIER_VALUES = {
     Tier.HOST_PAGEABLE: pb.TIER_HOST_PAGEABLE,
 }
 
-# What moves with every look though nothing about the weights has changed.
-_ALWAYS_MOVING = frozenset({"scanned_seconds", "scan_duration_seconds", "pressure", "major_faults", "mappings"})
+# What moves with every look though nothing about the weights has changed: the looking itself, and what the machine has
+# left for reasons of its own.
+_ALWAYS_MOVING = frozenset(
+    {"scanned_seconds", "scan_duration_seconds", "memory", "room_bytes", "devices", "major_faults", "mappings"}
+)
 
 
 def residency(snapshot: Snapshot, *, children: Callable[[int], Iterable[Child]] = lambda pid: ()) -> pb.Residency:

@@ -11,8 +11,10 @@ from sojourn.residencyd.grouping import FileGroup, ProcessGroups
 from sojourn.residencyd.snapshots import ProcessReading, Snapshot
 
 BAR_WIDTH = 16
-# Everything but the names and notes takes so many columns; names get what is left, within bounds.
-_OTHER_COLUMNS, _NAME_COLUMNS = 62, (18, 52)
+# Of a terminal narrower than this, bars take half.
+_WIDE = 100
+# Names get what the other columns leave, within bounds.
+_OTHER_COLUMNS, _NAME_COLUMNS = 64, (18, 52)
 _SPARKS = "▁▂▃▄▅▆▇█"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
@@ -155,32 +157,31 @@ def table(rows: Sequence[Row], *, title: str, width: int) -> Table:
         width: Columns of the terminal.
     """
     whole = max((max(row.mapped_bytes or 0, row.resident_bytes) for row in rows), default=0)
-    swaps = any(row.swapped_bytes for row in rows)
+    name_width = min(max(width - _OTHER_COLUMNS, _NAME_COLUMNS[0]), _NAME_COLUMNS[1])
+    bar_width = BAR_WIDTH if width >= _WIDE else BAR_WIDTH // 2
     made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     made.add_column("what", no_wrap=True)
     made.add_column("tier", no_wrap=True)
     made.add_column("mapped", justify="right", no_wrap=True)
     made.add_column("resident", justify="right", no_wrap=True)
-    made.add_column("", no_wrap=True, min_width=BAR_WIDTH)
-    if swaps:
-        made.add_column("swapped", justify="right", no_wrap=True)
+    made.add_column("", no_wrap=True, min_width=bar_width)
     made.add_column("note", style="dim", overflow="fold")
     for row in rows:
-        made.add_row(*_cells(row, whole, min(max(width - _OTHER_COLUMNS, _NAME_COLUMNS[0]), _NAME_COLUMNS[1]), swaps))
+        style = TIER_STYLES[row.tier] if row.tier else "cyan"
+        made.add_row(
+            Text(shortened(row.name, name_width)),
+            Text(row.tier.value if row.tier else "", style=style),
+            "" if row.mapped_bytes is None else size(row.mapped_bytes),
+            size(row.resident_bytes),
+            Text(bar(row.resident_bytes, whole, width=bar_width), style=style),
+            Text(_with_swap(row)),
+        )
     return made
 
 
-def _cells(row: Row, whole: int, name_width: int, swaps: bool) -> list[RenderableType]:
-    style = TIER_STYLES[row.tier] if row.tier else "cyan"
-    return [
-        Text(shortened(row.name, name_width)),
-        Text(row.tier.value if row.tier else "", style=style),
-        "" if row.mapped_bytes is None else size(row.mapped_bytes),
-        size(row.resident_bytes),
-        Text(bar(row.resident_bytes, whole), style=style),
-        *([size(row.swapped_bytes) if row.swapped_bytes else ""] if swaps else []),
-        Text(row.note),
-    ]
+def _with_swap(row: Row) -> str:
+    swapped = [f"swapped {size(row.swapped_bytes)}"] if row.swapped_bytes else []
+    return ", ".join([*swapped, *([row.note] if row.note else [])])
 
 
 def residency(snapshot: Snapshot, *, width: int, history: Sequence[float] = ()) -> RenderableType:
