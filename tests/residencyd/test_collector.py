@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from sojourn.residencyd import specimen
 from sojourn.residencyd.collector import ResidencyCollector
 from sojourn.residencyd.devices import DeviceMemory
 from sojourn.residencyd.headroom import STUCK_REASONS
@@ -180,3 +181,15 @@ def test_uncapped_is_not_zero(
         assert found.get_sample_value("sojourn_headroom_room_bytes") == 0
     else:
         assert found.get_sample_value("sojourn_headroom_room_bytes") > 0
+
+
+def test_the_specimen_has_a_series_of_every_metric() -> None:
+    families = list(specimen.registry().collect())
+    assert len(families) == len({family.name for family in families}) >= 29
+    assert [family.name for family in families if not family.samples] == []
+    assert [family.name for family in families if not family.documentation.endswith(".")] == []
+
+
+def test_every_metric_is_declared_also_while_blind(tmp_path: Path) -> None:
+    declared = [family.name for family in specimen.registry().collect()]
+    assert [family.name for family in registry(tmp_path).collect()] == declared

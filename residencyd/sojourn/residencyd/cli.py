@@ -23,7 +23,7 @@ from sojourn.residencyd.kernel.errors import KernelError
 from sojourn.residencyd.kernel.process import PROC
 from sojourn.residencyd.settings import MAP_FOLDER, Settings
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("sojourn.residencyd")
 
 app = typer.Typer(
     help="The kernel's word on every weight: what is mapped, what is in memory, what could be given back.",

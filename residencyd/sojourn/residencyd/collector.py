@@ -122,37 +122,39 @@ def processes(snapshot: Snapshot) -> Iterator[Metric]:
         ["reason"],
         (((reason,), float(reason in blind)) for reason in BLIND_REASONS),
     )
-    if snapshot.seen:
-        faults = sum(reading.major_faults for reading in snapshot.seen)
-        yield _counter("target_major_faults", "Page faults that had to read from storage.", [], [((), faults)])
+    yield _counter(
+        "target_major_faults",
+        "Page faults of the model process that had to read from storage.",
+        [],
+        (((), reading.major_faults) for reading in snapshot.seen),
+    )
     claims = [reading.claim for reading in snapshot.seen if reading.claim]
-    if claims:
-        yield _gauge(
-            "component_map_timestamp_seconds",
-            "When the component map was written; the oldest of several.",
-            [],
-            [((), min(claim.published_seconds for claim in claims))],
-        )
-        yield _gauge(
-            "component_map_generation",
-            "Number of the component map; the lowest of several.",
-            [],
-            [((), min(claim.generation for claim in claims))],
-        )
+    yield _gauge(
+        "component_map_timestamp_seconds",
+        "When the component map was written; the oldest of several.",
+        [],
+        _one(min((claim.published_seconds for claim in claims), default=None)),
+    )
+    yield _gauge(
+        "component_map_generation",
+        "Number of the component map; the lowest of several.",
+        [],
+        _one(min((claim.generation for claim in claims), default=None)),
+    )
 
 
 def headroom(snapshot: Snapshot) -> Iterator[Metric]:
     """Each part by itself: room + cold is to be held against need."""
     cold = [(name, found) for reading in snapshot.seen for name, found in reading.cold.items()]
-    if snapshot.headroom:
-        yield _gauge(
-            "headroom_room_bytes",
-            "To be had without touching a component: the least of the control groups' room and MemAvailable, less the "
-            "components' own mapped pages.",
-            [],
-            [((), snapshot.headroom.room_bytes)],
-        )
-        yield _gauge("headroom_need_bytes", "What the next stage will take.", [], [((), snapshot.headroom.need_bytes)])
+    total = snapshot.headroom
+    yield _gauge(
+        "headroom_room_bytes",
+        "To be had without touching a component: the least of the control groups' room and MemAvailable, less the "
+        "components' own mapped pages.",
+        [],
+        _one(total.room_bytes if total else None),
+    )
+    yield _gauge("headroom_need_bytes", "What the next stage will take.", [], _one(total.need_bytes if total else None))
     yield _gauge(
         "headroom_cold_bytes",
         "What a component that is not needed now or next could give back.",
@@ -169,9 +171,26 @@ def headroom(snapshot: Snapshot) -> Iterator[Metric]:
 
 def machine(snapshot: Snapshot) -> Iterator[Metric]:
     """Of the machine, its control groups and its accelerators."""
-    if snapshot.memory:
-        yield _gauge("memory_available_bytes", "MemAvailable.", [], [((), snapshot.memory.available_bytes)])
-    yield from _cgroup(snapshot)
+    memory, group = snapshot.memory, snapshot.tightest
+    yield _gauge(
+        "memory_available_bytes",
+        "What the machine can still give: MemAvailable.",
+        [],
+        _one(memory.available_bytes if memory else None),
+    )
+    yield _gauge(
+        "cgroup_limit_bytes",
+        "Limit of the control group with the least room; absent where none is capped.",
+        [],
+        _one(group.limit_bytes if group else None),
+    )
+    yield _gauge("cgroup_usage_bytes", "What is charged to that group.", [], _one(group.usage_bytes if group else None))
+    yield _gauge(
+        "cgroup_reclaimable_bytes",
+        "Part of the usage that is file cache.",
+        [],
+        _one(group.reclaimable_bytes if group else None),
+    )
     pressure = list(snapshot.pressure.items())
     yield _counter(
         "pressure_waiting_seconds",
@@ -204,37 +223,25 @@ def machine(snapshot: Snapshot) -> Iterator[Metric]:
     )
 
 
-def _cgroup(snapshot: Snapshot) -> Iterator[Metric]:
-    group = snapshot.tightest
-    if group is None:
-        return
-    if group.limit_bytes is not None:
-        yield _gauge("cgroup_limit_bytes", "Limit of the tightest control group.", [], [((), group.limit_bytes)])
-    yield _gauge("cgroup_usage_bytes", "What is charged to it.", [], [((), group.usage_bytes)])
-    yield _gauge(
-        "cgroup_reclaimable_bytes", "Part of the usage that is file cache.", [], [((), group.reclaimable_bytes)]
-    )
-
-
 def scans(snapshot: Snapshot, errors: Mapping[str, int]) -> Iterator[Metric]:
     """Of the looking itself."""
-    if snapshot.seen:
-        oldest = min(reading.deep_seconds for reading in snapshot.seen)
-        yield _gauge("scan_timestamp_seconds", "When pages were last counted.", [], [((), oldest)])
-    yield _gauge("scan_duration_seconds", "How long the last look took.", [], [((), snapshot.duration_seconds)])
-    yield _gauge(
-        "scan_mappings",
-        "Mappings that the last look met.",
-        [],
-        [((), sum(reading.mappings for reading in snapshot.seen))],
-    )
+    oldest = min((reading.deep_seconds for reading in snapshot.seen), default=None)
+    yield _gauge("scan_timestamp_seconds", "When pages were last counted.", [], _one(oldest))
+    yield _gauge("scan_duration_seconds", "How long the last look took.", [], _one(snapshot.duration_seconds))
+    mappings = sum(reading.mappings for reading in snapshot.seen)
+    yield _gauge("scan_mappings", "Mappings that the last look met.", [], _one(mappings))
     yield _counter("scan_errors", "Sources that failed.", ["source"], (((name,), errors[name]) for name in NAMES))
     yield _gauge(
         "scan_source_usable",
         "Whether a source worked in the last look.",
         ["source"],
-        (((name,), float(not snapshot.sources[name])) for name in NAMES if name in snapshot.sources),
+        (((name,), float(snapshot.sources.get(name) == "")) for name in NAMES),
     )
+
+
+def _one(value: float | None) -> list[Sample]:
+    """The only sample of a metric without labels; none for what is not known."""
+    return [] if value is None else [((), value)]
 
 
 def _lines(lines: Iterable[tuple[str, int]]) -> Iterator[Sample]:
