@@ -1,5 +1,6 @@
 from sojourn.residencyd.attribution import TierBytes, attribute, pieces_of, unattributed
-from sojourn.residencyd.claims import Claim, ComponentClaim, File, Tier, host_ranges
+from sojourn.residencyd.claims import Claim, ComponentClaim, File, Tier, claimed_bytes, host_ranges
+from sojourn.residencyd.files import Extent, extents_of
 from sojourn.residencyd.kernel.maps import Mapping, MapsTable
 from sojourn.residencyd.kernel.pages import PageCounts
 from sojourn.residencyd.kernel.process import parse_status
@@ -26,7 +27,7 @@ def reckon(components, counts=None):
     pieces = pieces_of(ranges, TABLE, FILE_SYSTEMS)
     counts = counts or {}
     counted = [(piece, counts.get(piece.mapping, PageCounts())) for piece in pieces]
-    return {part.name: part for part in attribute(components, ranges, counted)}, counted
+    return {part.name: part for part in attribute(components, claimed_bytes(ranges), counted)}, counted
 
 
 def test_each_tier_by_the_kernels_word() -> None:
@@ -90,7 +91,7 @@ def test_a_pinned_claim_that_nothing_bears_out_is_a_disagreement() -> None:
 def test_a_drivers_mapping_is_all_there_though_it_has_no_pages() -> None:
     parts, counted = reckon([ComponentClaim("dit", claims=(claim(DEVICE, Tier.HOST_PINNED),))])
     assert parts["dit"].tiers == {Tier.HOST_PINNED: TierBytes(0x10000, 0x10000, 0x10000)}
-    assert counted[0][0].kind is Kind.DRIVER
+    assert counted[0][0].lot.kind is Kind.DRIVER
 
 
 def test_a_component_without_weights_is_listed_with_nothing() -> None:
@@ -121,6 +122,7 @@ def test_totals_of_another_moment_do_not_go_below_zero() -> None:
     assert unattributed(parse_status(b""), counted).anonymous_bytes == 0
 
 
-def test_a_piece_knows_its_place_in_the_file() -> None:
+def test_a_piece_has_its_place_in_the_file() -> None:
     ranges = host_ranges([ComponentClaim("dit", claims=(Claim(0x12000, 0x13000, Tier.HOST_MAPPED),))])
-    assert pieces_of(ranges, TABLE, FILE_SYSTEMS)[0].file_offset == 0x5000
+    piece = pieces_of(ranges, TABLE, FILE_SYSTEMS)[0]
+    assert extents_of([piece]) == {("dit", File(DISK, 7)): (Extent(0x5000, 0x1000),)}

@@ -5,6 +5,7 @@ from sojourn.residencyd.claims import (
     Claim,
     ComponentClaim,
     File,
+    Origin,
     Range,
     Tier,
     from_message,
@@ -27,7 +28,7 @@ def mapped(start: int, end: int, file: File | None = FILE) -> Claim:
 
 def ranges(**components: tuple[Claim, ...]) -> list[tuple[str, int, int]]:
     made = [ComponentClaim(name, claims=claims) for name, claims in components.items()]
-    return [(found.component, found.start, found.end) for found in host_ranges(made, page_bytes=16)]
+    return [(found.origin.component, found.start, found.end) for found in host_ranges(made, page_bytes=16)]
 
 
 def test_neighbouring_tensors_of_a_file_are_one_range_of_whole_pages() -> None:
@@ -43,6 +44,14 @@ def test_what_is_claimed_differently_stays_apart() -> None:
     pageable = Claim(32, 64, Tier.HOST_PAGEABLE)
     assert ranges(dit=(mapped(0, 32), pageable)) == [("dit", 0, 32), ("dit", 32, 64)]
     assert ranges(dit=(mapped(0, 32), mapped(32, 64, File((254, 0), 8)))) == [("dit", 0, 32), ("dit", 32, 64)]
+
+
+def test_ranges_that_are_claimed_alike_share_their_origin() -> None:
+    first, second, third = host_ranges(
+        [ComponentClaim("dit", claims=(mapped(0, 16), mapped(64, 80), mapped(96, 99, None)))], page_bytes=16
+    )
+    assert first.origin is second.origin
+    assert third.origin is not first.origin
 
 
 def test_a_tied_storage_counts_once() -> None:
@@ -67,7 +76,7 @@ def test_a_map_survives_the_way_through_a_file() -> None:
     claim = parse_file(PATH, sealed(message(9, [dit], start_ticks=5, next_stage_need_bytes=3)))
     assert (claim.pid, claim.start_ticks, claim.generation, claim.next_stage_need_bytes) == (9, 5, 1, 3)
     assert claim.components[0].claims == (mapped(4096, 4196), Claim(1, 3, Tier.VRAM, in_use=True))
-    assert host_ranges(claim.components) == (Range("dit", 4096, 8192, Tier.HOST_MAPPED, FILE),)
+    assert host_ranges(claim.components) == (Range(Origin("dit", Tier.HOST_MAPPED, FILE), 4096, 8192),)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 5, 20, -1])

@@ -6,53 +6,64 @@ Pure: what was read is passed in. It goes in two steps, for only the first knows
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from sojourn.residencyd.claims import ComponentClaim, Range, Tier
+from sojourn.residencyd.claims import ComponentClaim, File, Origin, Range, Tier
 from sojourn.residencyd.kernel import maps
 from sojourn.residencyd.kernel.maps import Lookup
-from sojourn.residencyd.kernel.pages import PageCounts
+from sojourn.residencyd.kernel.pages import Content, PageCounts
 from sojourn.residencyd.kernel.process import Status
-from sojourn.residencyd.kinds import Kind, kind_of, tier_of
+from sojourn.residencyd.kinds import Kind, content_of, kind_of, tier_of
 
 NOT_MAPPED, OTHER_TIER, OTHER_FILE = "not_mapped", "other_tier", "other_file"
 DISAGREEMENTS = (NOT_MAPPED, OTHER_TIER, OTHER_FILE)
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Part of a claimed range that lies in one mapping.
+# Compared by identity: there is one for all that is judged alike in a look.
+@dataclass(frozen=True, eq=False)
+class Lot:
+    """What pieces that are judged alike have in common.
 
     Attributes:
-        claimed: The range.
-        mapping: The mapping.
-        kind: What that is.
+        origin: Who claims them, and how.
+        kind: What the mapping is.
         tier: What the kernel's word leaves of the claimed tier.
-        start: First address of the part.
-        end: Address after the last.
+        content: What its pages can be.
+        file: The mapped file; None where there is none.
     """
 
-    claimed: Range
-    mapping: maps.Mapping
+    origin: Origin
     kind: Kind
     tier: Tier
-    start: int
-    end: int
+    content: Content
+    file: File | None
 
     @property
-    def size_bytes(self) -> int:
-        """Length of the part."""
-        return self.end - self.start
-
-    @property
-    def file_offset(self) -> int:
-        """Where in the mapped file it begins."""
-        return self.mapping.offset + self.start - self.mapping.start
+    def component(self) -> str:
+        """Name of the component."""
+        return self.origin.component
 
     @property
     def is_other_file(self) -> bool:
         """Whether the process named another file than the one mapped here."""
-        file = self.claimed.file
-        return file is not None and (file.device, file.inode) != (self.mapping.device, self.mapping.inode)
+        return self.origin.file is not None and self.origin.file != self.file
+
+
+# A tuple, for hundreds are made per look: a frozen dataclass takes three times as long.
+class Piece(NamedTuple):
+    """Part of a claimed range that lies in one mapping.
+
+    Attributes:
+        lot: What it is.
+        mapping: The mapping.
+        start: First address of the part.
+        end: Address after the last.
+    """
+
+    lot: Lot
+    mapping: maps.Mapping
+    start: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -132,42 +143,64 @@ def pieces_of(
     ranges: Sequence[Range], lookup: Lookup, file_systems: Mapping[tuple[int, int], str]
 ) -> tuple[Piece, ...]:
     """Cuts claimed ranges along the mappings that they meet, in order. Where nothing is mapped there is no piece."""
-    return tuple(
-        _piece(claimed, mapping, kind_of(mapping, file_systems))
-        for claimed in ranges
-        for mapping in lookup.overlapping(claimed.start, claimed.end)
-    )
+    lots: dict[tuple[object, ...], Lot] = {}
+    pieces = []
+    for origin, start, end in ranges:
+        for mapping in lookup.overlapping(start, end):
+            alike = (id(origin), mapping.name, mapping.inode, mapping.device, mapping.permissions)
+            lot = lots.get(alike)
+            if lot is None:
+                lot = lots[alike] = lot_of(origin, mapping, file_systems)
+            pieces.append(Piece(lot, mapping, max(start, mapping.start), min(end, mapping.end)))
+    return tuple(pieces)
 
 
-def _piece(claimed: Range, mapping: maps.Mapping, kind: Kind) -> Piece:
-    return Piece(
-        claimed=claimed,
-        mapping=mapping,
+def lot_of(origin: Origin, mapping: maps.Mapping, file_systems: Mapping[tuple[int, int], str]) -> Lot:
+    """Judges what is claimed by the mapping that it lies in."""
+    kind = kind_of(mapping, file_systems)
+    return Lot(
+        origin=origin,
         kind=kind,
-        tier=tier_of(kind, mapping, claimed.tier),
-        start=max(claimed.start, mapping.start),
-        end=min(claimed.end, mapping.end),
+        tier=tier_of(kind, mapping, origin.tier),
+        content=content_of(kind, mapping),
+        file=File(mapping.device, mapping.inode) if mapping.inode else None,
     )
+
+
+def _lots(counted: Iterable[tuple[Piece, PageCounts]]) -> dict[Lot, tuple[int, PageCounts]]:
+    """Sizes and pages of each lot, summed up."""
+    sums: dict[Lot, list[int]] = {}
+    for (lot, _, start, end), (file, anonymous, swapped, huge) in counted:
+        summed = sums.get(lot)
+        if summed is None:
+            summed = sums[lot] = [0, 0, 0, 0, 0]
+        summed[0] += end - start
+        summed[1] += file
+        summed[2] += anonymous
+        summed[3] += swapped
+        summed[4] += huge
+    return {lot: (size, PageCounts(*counts)) for lot, (size, *counts) in sums.items()}
 
 
 def attribute(
     components: Iterable[ComponentClaim],
-    ranges: Sequence[Range],
+    claimed_bytes: Mapping[tuple[str, Tier], int],
     counted: Iterable[tuple[Piece, PageCounts]],
 ) -> tuple[ComponentBytes, ...]:
     """Bytes of each component, in order of name.
 
     Args:
         components: All that the map lists.
-        ranges: Its claims on host memory, see `claims.host_ranges`.
-        counted: Every piece of them, and what its pages are.
+        claimed_bytes: Of host memory, by component and tier; see `claims.claimed_bytes`.
+        counted: Every piece of that, and what its pages are.
     """
     components = sorted(components, key=lambda component: component.name)
     sums = {component.name: _Sums() for component in components}
-    for claimed in ranges:
-        _add_claimed(sums[claimed.component], claimed)
-    for piece, counts in counted:
-        _add_piece(sums[piece.claimed.component], piece, counts)
+    for (name, tier), size in claimed_bytes.items():
+        sums[name].claimed[tier] = size
+        sums[name].disagreements[NOT_MAPPED] += size  # each lot takes its part off again
+    for lot, (size, counts) in _lots(counted).items():
+        _add_lot(sums[lot.component], lot, size, counts)
     for component in components:
         _add_device_memory(sums[component.name], component)
     return tuple(
@@ -181,28 +214,23 @@ def attribute(
     )
 
 
-def _add_claimed(sums: _Sums, claimed: Range) -> None:
-    sums.claimed[claimed.tier] = sums.claimed.get(claimed.tier, 0) + claimed.size_bytes
-    sums.disagreements[NOT_MAPPED] += claimed.size_bytes  # each piece takes its part off again
-
-
-def _add_piece(sums: _Sums, piece: Piece, counts: PageCounts) -> None:
+def _add_lot(sums: _Sums, lot: Lot, size: int, counts: PageCounts) -> None:
     # A written page of a private file mapping has left the file: it is anonymous, and not to be dropped.
-    written = counts.anonymous_bytes + counts.swapped_bytes if piece.tier.is_droppable else 0
-    sums.add(piece.tier, mapped=piece.size_bytes - written, resident=_resident(piece, counts))
+    written = counts.anonymous_bytes + counts.swapped_bytes if lot.tier is Tier.HOST_MAPPED else 0
+    sums.add(lot.tier, mapped=size - written, resident=_resident(lot, size, counts))
     if written:
         sums.add(Tier.HOST_PAGEABLE, mapped=written, resident=counts.anonymous_bytes)
     sums.swapped += counts.swapped_bytes
-    sums.disagreements[NOT_MAPPED] -= piece.size_bytes
-    sums.disagreements[OTHER_TIER] += piece.size_bytes if piece.tier is not piece.claimed.tier else written
-    sums.disagreements[OTHER_FILE] += piece.size_bytes if piece.is_other_file else 0
+    sums.disagreements[NOT_MAPPED] -= size
+    sums.disagreements[OTHER_TIER] += size if lot.tier is not lot.origin.tier else written
+    sums.disagreements[OTHER_FILE] += size if lot.is_other_file else 0
 
 
-def _resident(piece: Piece, counts: PageCounts) -> int:
-    """In memory and in the piece's own tier. A driver's mapping has no pages to count and is all there."""
-    if piece.kind is Kind.DRIVER:
-        return piece.size_bytes
-    return counts.file_bytes if piece.tier.is_droppable else counts.resident_bytes
+def _resident(lot: Lot, size: int, counts: PageCounts) -> int:
+    """In memory and in the lot's own tier. A driver's mapping has no pages to count and is all there."""
+    if lot.kind is Kind.DRIVER:
+        return size
+    return counts.file_bytes if lot.tier is Tier.HOST_MAPPED else counts.resident_bytes
 
 
 def _add_device_memory(sums: _Sums, component: ComponentClaim) -> None:
@@ -219,9 +247,9 @@ def unattributed(status: Status, counted: Iterable[tuple[Piece, PageCounts]]) ->
     The totals are read at another moment than the pages, so a difference below zero is none.
     """
     file = anonymous = shared = 0
-    for piece, counts in counted:
+    for lot, (_, counts) in _lots(counted).items():
         anonymous += counts.anonymous_bytes
-        if piece.kind is Kind.FILE:
+        if lot.kind is Kind.FILE:
             file += counts.file_bytes
         else:
             shared += counts.file_bytes

@@ -6,9 +6,10 @@ and no page belongs to two of them.
 
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 from sojourn.residencyd.errors import MapMissing, MapSchemaUnknown, MapTorn
@@ -142,36 +143,43 @@ class ComponentMap:
 
 
 @dataclass(frozen=True)
-class Range:
-    """Whole pages that one component claims, in one way.
+class Origin:
+    """What ranges that are claimed alike have in common.
 
     Attributes:
         component: Its name.
-        start: First address, on a page.
-        end: Address after the last, on a page.
         tier: Claimed.
         file: Claimed; None where none was named.
     """
 
     component: str
-    start: int
-    end: int
     tier: Tier
     file: File | None
 
-    @property
-    def size_bytes(self) -> int:
-        """Length of the range."""
-        return self.end - self.start
+
+class Range(NamedTuple):
+    """Whole pages that one component claims, in one way.
+
+    Attributes:
+        origin: Who claims them, and how.
+        start: First address, on a page.
+        end: Address after the last, on a page.
+    """
+
+    origin: Origin
+    start: int
+    end: int
 
 
 def host_ranges(components: Iterable[ComponentClaim], *, page_bytes: int = PAGE_BYTES) -> tuple[Range, ...]:
     """All that is claimed of the host's address space, in order, in whole pages, no page twice.
 
     Tensors lie side by side in a checkpoint, so their edges share pages: neighbours that are claimed alike become one
-    range, and a page that two claims share goes to the one with the lower address.
+    range, and a page that two claims share goes to the one with the lower address. Ranges that are claimed alike
+    share one origin.
     """
     claims = [(claim, component.name) for component in components for claim in component.claims]
+    origins: dict[Origin, Origin] = {}
     ranges: list[Range] = []
     end = 0
     for claim, name in sorted(claims, key=lambda pair: (pair[0].start, pair[0].end)):
@@ -179,20 +187,23 @@ def host_ranges(components: Iterable[ComponentClaim], *, page_bytes: int = PAGE_
         stop = -(-claim.end // page_bytes) * page_bytes
         if claim.tier is Tier.VRAM or claim.end <= claim.start or stop <= start:
             continue
-        new = Range(name, start, stop, claim.tier, claim.file)
-        if ranges and (joined := _joined(ranges[-1], new)):
-            ranges[-1] = joined
+        origin = Origin(name, claim.tier, claim.file)
+        origin = origins.setdefault(origin, origin)
+        if ranges and ranges[-1].end == start and ranges[-1].origin is origin:
+            ranges[-1] = ranges[-1]._replace(end=stop)
         else:
-            ranges.append(new)
+            ranges.append(Range(origin, start, stop))
         end = stop
     return tuple(ranges)
 
 
-def _joined(first: Range, second: Range) -> Range | None:
-    """Both as one, if they touch and are claimed alike."""
-    if first.end != second.start or replace(second, start=first.start, end=first.end) != first:
-        return None
-    return replace(first, end=second.end)
+def claimed_bytes(ranges: Iterable[Range]) -> dict[tuple[str, Tier], int]:
+    """Sizes of ranges by component and tier."""
+    sums: dict[tuple[str, Tier], int] = {}
+    for origin, start, end in ranges:
+        key = (origin.component, origin.tier)
+        sums[key] = sums.get(key, 0) + end - start
+    return sums
 
 
 def from_message(message: residency_pb2.ComponentMap) -> ComponentMap:

@@ -5,16 +5,15 @@ each deep look buys its successor a waiting time, and figures are carried over u
 at before never wait.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sojourn.residencyd.attribution import Piece
+from sojourn.residencyd.claims import Tier
 from sojourn.residencyd.files import FileReading, read_files
-from sojourn.residencyd.kernel.pages import PageCounts, PageTable
+from sojourn.residencyd.kernel.pages import Content, PageCounts, PageTable
 from sojourn.residencyd.kernel.process import Status
-
-Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -23,33 +22,23 @@ class Deep:
 
     Attributes:
         seconds: When, as Unix time.
-        counts: By range of addresses.
-        exclusive_bytes: Of cold mapped ranges that have file pages: those that nobody else maps.
+        spans: The address range of each piece that was counted, in order.
+        counts: The pages of each.
+        cold: Components of which it was looked at who else maps their pages.
+        exclusive_bytes: File pages that nobody else maps, by the start of a piece of those components.
         files: What the files behind them say.
     """
 
     seconds: float
-    counts: Mapping[Key, PageCounts]
-    exclusive_bytes: Mapping[Key, int]
+    spans: tuple[tuple[int, int], ...]
+    counts: Sequence[PageCounts]
+    cold: frozenset[str]
+    exclusive_bytes: Mapping[int, int]
     files: FileReading
 
-    def covers(self, pieces: Iterable[Piece], cold: frozenset[str]) -> bool:
-        """Whether these pieces, with these components cold, were all counted."""
-        return all(
-            _key(piece) in self.counts and (not _may_go(piece, cold) or self._knows_sharers(_key(piece)))
-            for piece in pieces
-        )
-
-    def _knows_sharers(self, key: Key) -> bool:
-        return key in self.exclusive_bytes or not self.counts[key].file_bytes
-
-    def of(self, piece: Piece) -> PageCounts:
-        """Pages of a piece that is covered."""
-        return self.counts[_key(piece)]
-
-    def exclusive_of(self, piece: Piece) -> int:
-        """File pages of a piece that is covered and cold, which nobody else maps."""
-        return self.exclusive_bytes.get(_key(piece), 0)
+    def covers(self, pieces: Sequence[Piece], cold: frozenset[str]) -> bool:
+        """Whether these very pieces were counted, with no less cold."""
+        return cold <= self.cold and _spans(pieces) == self.spans
 
 
 def look_deep(
@@ -64,26 +53,42 @@ def look_deep(
 ) -> Deep:
     """Counts everything that pieces refer to.
 
+    Args:
+        pid: Process id.
+        pieces: In order of address.
+        cold: Components of which it matters who else maps their pages.
+        status: Whose process it is.
+        file_systems: Types by device number.
+        now: Unix time.
+        proc: Root of the proc file system.
+
     Raises:
         ProcessGone, OtherUser, NotDumpable: The process cannot be read.
     """
     with PageTable(pid, proc=proc) as table:
-        counts = {_key(piece): table.count(piece.start, piece.end) for piece in pieces}
+        counts = count_pieces(table, pieces)
         exclusive = {
-            _key(piece): table.exclusive_file_bytes(piece.start, piece.end)
-            for piece in pieces
-            if _may_go(piece, cold) and counts[_key(piece)].file_bytes
+            piece.start: table.exclusive_file_bytes(piece.start, piece.end)
+            for piece, counted in zip(pieces, counts, strict=True)
+            if counted.file_bytes and piece.lot.component in cold and piece.lot.tier is Tier.HOST_MAPPED
         }
-    return Deep(now, counts, exclusive, read_files(pid, status, pieces, file_systems, proc=proc))
+    files = read_files(pid, status, pieces, file_systems, proc=proc)
+    return Deep(now, _spans(pieces), counts, cold, exclusive, files)
 
 
-def _may_go(piece: Piece, cold: frozenset[str]) -> bool:
-    """Whether it matters who else maps its pages."""
-    return piece.tier.is_droppable and piece.claimed.component in cold
+def count_pieces(table: PageTable, pieces: Sequence[Piece]) -> list[PageCounts]:
+    """The pages of each piece, each asked about no more than its mapping leaves open."""
+    counts: list[PageCounts] = [PageCounts()] * len(pieces)
+    for content in Content:
+        alike = [place for place, piece in enumerate(pieces) if piece.lot.content is content]
+        spans = [(pieces[place].start, pieces[place].end) for place in alike]
+        for place, counted in zip(alike, table.count_all(spans, content), strict=True):
+            counts[place] = counted
+    return counts
 
 
-def _key(piece: Piece) -> Key:
-    return piece.start, piece.end
+def _spans(pieces: Sequence[Piece]) -> tuple[tuple[int, int], ...]:
+    return tuple((piece.start, piece.end) for piece in pieces)
 
 
 class Budget:

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sojourn.residencyd.attribution import Piece
-from sojourn.residencyd.claims import File
+from sojourn.residencyd.attribution import Lot, Piece
+from sojourn.residencyd.claims import File, Tier
 from sojourn.residencyd.kernel import page_cache
 from sojourn.residencyd.kernel.errors import KernelError, NotOwner, NotSupported
 from sojourn.residencyd.kernel.process import Status
@@ -60,12 +60,16 @@ class MappedFile:
 
 def extents_of(pieces: Iterable[Piece]) -> dict[tuple[str, File], tuple[Extent, ...]]:
     """Which parts of which file each component has mapped, neighbours joined, each byte once."""
+    spans: dict[Lot, list[tuple[int, int]]] = {}
+    for lot, mapping, start, end in pieces:
+        if lot.tier is Tier.HOST_MAPPED:
+            ahead = mapping.offset - mapping.start
+            spans.setdefault(lot, []).append((start + ahead, end + ahead))
     found: dict[tuple[str, File], list[tuple[int, int]]] = {}
-    for piece in pieces:
-        if piece.tier.is_droppable:
-            key = (piece.claimed.component, File(piece.mapping.device, piece.mapping.inode))
-            found.setdefault(key, []).append((piece.file_offset, piece.file_offset + piece.size_bytes))
-    return {key: tuple(_joined(sorted(spans))) for key, spans in found.items()}
+    for lot, parts in spans.items():
+        if lot.file:
+            found.setdefault((lot.component, lot.file), []).extend(parts)
+    return {key: tuple(_joined(sorted(parts))) for key, parts in found.items()}
 
 
 def _joined(spans: Sequence[tuple[int, int]]) -> Iterator[Extent]:
@@ -78,15 +82,11 @@ def _joined(spans: Sequence[tuple[int, int]]) -> Iterator[Extent]:
     yield Extent(start, end - start)
 
 
-def files_of(pieces: Iterable[Piece], file_systems: Mapping[tuple[int, int], str]) -> dict[File, MappedFile]:
+def files_of(pieces: Iterable[Piece], file_systems: Mapping[tuple[int, int], str]) -> tuple[MappedFile, ...]:
     """The files that pieces are mapped from."""
-    return {
-        (file := File(piece.mapping.device, piece.mapping.inode)): MappedFile(
-            file, piece.mapping.name, file_systems.get(piece.mapping.device, "")
-        )
-        for piece in pieces
-        if piece.tier.is_droppable
-    }
+    mapped = {piece.lot: piece.mapping for piece in pieces if piece.lot.tier is Tier.HOST_MAPPED}
+    names = {lot.file: mapping.name for lot, mapping in mapped.items() if lot.file}
+    return tuple(MappedFile(file, name, file_systems.get(file.device, "")) for file, name in names.items())
 
 
 @contextlib.contextmanager
@@ -171,11 +171,11 @@ def read_files(
     found: dict[tuple[str, File], Cached] = {}
     owned: dict[File, bool] = {}
     failed: Exception | None = None
-    for file, mapped in files_of(pieces, file_systems).items():
+    for mapped in files_of(pieces, file_systems):
         try:
             with opened(pid, mapped, proc=proc) as descriptor:
-                owned[file] = owned_by(status, os.fstat(descriptor))
-                for key in [key for key in extents if key[1] == file]:
+                owned[mapped.file] = owned_by(status, os.fstat(descriptor))
+                for key in [key for key in extents if key[1] == mapped.file]:
                     found[key] = cached(descriptor, extents[key], file_system=mapped.file_system)
         except (KernelError, OSError) as error:
             failed = error

@@ -80,7 +80,7 @@ def group(
     """
     counted = list(counted)
     # A process that drives an accelerator has its shared anonymous memory pinned.
-    claimed = Tier.HOST_PINNED if uses_driver(mapping for mapping, _ in counted) else None
+    claimed = Tier.HOST_PINNED if uses_driver(mapping.name for mapping, _ in counted) else None
     found: dict[_Key, list[tuple[maps.Mapping, PageCounts]]] = {}
     for mapping, counts in counted:
         found.setdefault(_key(mapping, file_systems, claimed), []).append((mapping, counts))
@@ -124,15 +124,17 @@ def read_groups(pid: int, *, proc: Path = process.PROC) -> ProcessGroups:
     stat = process.read_stat(pid, proc=proc)
     process.require_same_process(pid, stat.start_ticks, proc=proc)
     mappings = read_maps(pid, proc=proc)
-    if is_sandbox(mappings):
+    if is_sandbox(mapping.name for mapping in mappings):
         raise Sandboxed(f"process {pid} is a sandbox: all its memory is one file, so nothing can be told apart")
     with PageTable(pid, proc=proc) as table:
-        counted = [(mapping, table.count(mapping.start, mapping.end)) for mapping in mappings]
+        counts = table.count_all([(mapping.start, mapping.end) for mapping in mappings])
     file_systems = mounts.read_mounts(pid, proc=proc)
     status = process.read_status(pid, proc=proc)
     process.require_same_process(pid, stat.start_ticks, proc=proc)
     live = frozenset(_still_named(pid, mappings, proc))
-    return ProcessGroups(pid, stat.name, status.rss_bytes, group(counted, file_systems, live=live))
+    return ProcessGroups(
+        pid, stat.name, status.rss_bytes, group(zip(mappings, counts, strict=True), file_systems, live=live)
+    )
 
 
 def _still_named(pid: int, mappings: Iterable[maps.Mapping], proc: Path) -> Iterable[File]:

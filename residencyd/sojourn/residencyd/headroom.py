@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sojourn.residencyd.attribution import Piece
-from sojourn.residencyd.claims import ComponentClaim
+from sojourn.residencyd.claims import ComponentClaim, Tier
 from sojourn.residencyd.kernel.cgroups import Group
 from sojourn.residencyd.kernel.pages import PageCounts
 
@@ -66,7 +66,7 @@ class Headroom:
 
 def mapped_resident_bytes(counted: Iterable[tuple[Piece, PageCounts]]) -> int:
     """File pages of the components' mappings that are in memory."""
-    return sum(counts.file_bytes for piece, counts in counted if piece.tier.is_droppable)
+    return sum(counts.file_bytes for piece, counts in counted if piece.lot.tier is Tier.HOST_MAPPED)
 
 
 def room_bytes(machine_bytes: int, groups: tuple[Group, ...], mapped_bytes: int) -> int:

@@ -18,6 +18,7 @@ from enum import StrEnum
 from sojourn.residencyd.claims import Tier
 from sojourn.residencyd.kernel import maps
 from sojourn.residencyd.kernel.maps import PINNED_STORE_NAME
+from sojourn.residencyd.kernel.pages import Content
 
 
 class Kind(StrEnum):
@@ -76,11 +77,21 @@ def tier_of(kind: Kind, mapping: maps.Mapping, claimed: Tier | None) -> Tier:
     return Tier.HOST_MAPPED if kind is Kind.FILE else Tier.HOST_PAGEABLE
 
 
-def is_sandbox(mappings: Iterable[maps.Mapping]) -> bool:
-    """Whether a mapping gives away that the process is a sandbox."""
-    return any(mapping.name.startswith(SANDBOX_NAMES) for mapping in mappings)
+def content_of(kind: Kind, mapping: maps.Mapping) -> Content:
+    """What pages of a mapping can be. Only in a private mapping with a file behind it they can be two things."""
+    if kind is Kind.ANONYMOUS:
+        return Content.ANONYMOUS
+    return Content.EITHER if mapping.private else Content.FILE
 
 
-def uses_driver(mappings: Iterable[maps.Mapping]) -> bool:
-    """Whether a mapping gives away that the process drives an accelerator: its shared anonymous memory is pinned."""
-    return any(mapping.name.startswith(_DRIVER_PREFIXES) for mapping in mappings)
+def is_sandbox(names: Iterable[str]) -> bool:
+    """Whether the name of a mapping gives away that the process is a sandbox."""
+    return any(name.startswith(SANDBOX_NAMES) for name in names)
+
+
+def uses_driver(names: Iterable[str]) -> bool:
+    """Whether the name of a mapping gives away that the process drives an accelerator.
+
+    Its shared anonymous memory is pinned then.
+    """
+    return any(name.startswith(_DRIVER_PREFIXES) for name in names)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sojourn.residencyd.claims import ComponentMap, Range, host_ranges, read_map
+from sojourn.residencyd.claims import ComponentMap, Range, Tier, claimed_bytes, host_ranges, read_map
 from sojourn.residencyd.errors import MapMissing
 
 
@@ -18,12 +18,20 @@ class ShelvedMap:
     Attributes:
         claim: The map.
         ranges: What it claims of the host's address space.
+        claimed_bytes: Their sizes by component and tier.
         file_systems: The process's, by device number; filled in by who first needs them.
     """
 
     claim: ComponentMap
     ranges: tuple[Range, ...]
+    claimed_bytes: Mapping[tuple[str, Tier], int]
     file_systems: Mapping[tuple[int, int], str] = field(default_factory=dict)
+
+
+def shelve(claim: ComponentMap) -> ShelvedMap:
+    """A map with what is derived from it."""
+    ranges = host_ranges(claim.components)
+    return ShelvedMap(claim, ranges, claimed_bytes(ranges))
 
 
 class MapShelf:
@@ -57,7 +65,7 @@ class MapShelf:
             return kept[1]
         self._maps.pop(path, None)
         claim = read_map(path)
-        shelved = ShelvedMap(claim, host_ranges(claim.components))
+        shelved = shelve(claim)
         # Read, then looked at once more: a file that was replaced meanwhile is parsed again next time.
         if _identity(path) == identity:
             self._maps[path] = identity, shelved

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sojourn.residencyd import attribution
 from sojourn.residencyd.attribution import Piece
-from sojourn.residencyd.claims import ComponentMap, File, Range
+from sojourn.residencyd.claims import ComponentMap, Range, Tier
 from sojourn.residencyd.deep import Budget, Deep, look_deep
 from sojourn.residencyd.errors import Sandboxed
 from sojourn.residencyd.headroom import Cold, ColdPiece, cold_of, mapped_resident_bytes
@@ -18,6 +18,7 @@ from sojourn.residencyd.kernel import cgroups, mounts, process
 from sojourn.residencyd.kernel.cgroups import CGROUP_ROOT, Group
 from sojourn.residencyd.kernel.errors import KernelError, NotSupported, PidReused, ProcessGone
 from sojourn.residencyd.kernel.maps import MapsQuery, MapsTable, read_maps
+from sojourn.residencyd.kernel.pages import PageCounts
 from sojourn.residencyd.kernel.process import Stat, Status
 from sojourn.residencyd.kernel.syscalls import read_bytes
 from sojourn.residencyd.kinds import is_sandbox
@@ -83,26 +84,25 @@ def read_process(
     process.require_same_process(stat.pid, stat.start_ticks, proc=proc)
     if memory.deep.files.failed:
         sources.failed("files", memory.deep.files.failed)
-    return conclude(claim, stat, status, shelved.ranges, pieces, memory.deep, groups)
+    return conclude(shelved, stat, status, pieces, memory.deep, groups)
 
 
 def conclude(
-    claim: ComponentMap,
+    shelved: ShelvedMap,
     stat: Stat,
     status: Status,
-    ranges: Sequence[Range],
     pieces: Sequence[Piece],
     deep: Deep,
     groups: tuple[Group, ...],
 ) -> ProcessReading:
     """Sums up what was read of a process. Pure."""
-    counted = [(piece, deep.of(piece)) for piece in pieces]
+    claim, counted = shelved.claim, list(zip(pieces, deep.counts, strict=True))
     return ProcessReading(
         pid=stat.pid,
         start_ticks=stat.start_ticks,
         claim=claim,
-        components=attribution.attribute(claim.components, ranges, counted),
-        cold=_cold(claim, pieces, deep, status),
+        components=attribution.attribute(claim.components, shelved.claimed_bytes, counted),
+        cold=_cold(claim, counted, deep, status),
         cached=deep.files.cached,
         unattributed=attribution.unattributed(status, counted),
         mappings=len({piece.mapping.start for piece in pieces}),
@@ -113,13 +113,16 @@ def conclude(
     )
 
 
-def _cold(claim: ComponentMap, pieces: Sequence[Piece], deep: Deep, status: Status) -> Mapping[str, Cold]:
+def _cold(
+    claim: ComponentMap, counted: Sequence[tuple[Piece, PageCounts]], deep: Deep, status: Status
+) -> Mapping[str, Cold]:
     found: dict[str, list[ColdPiece]] = {component.name: [] for component in claim.components}
-    for piece in pieces:
-        name = piece.claimed.component
-        if piece.tier.is_droppable:
-            owned = deep.files.owned.get(File(piece.mapping.device, piece.mapping.inode))
-            found[name].append(ColdPiece(name, deep.of(piece).file_bytes, deep.exclusive_of(piece), owned))
+    for piece, counts in counted:
+        lot = piece.lot
+        if lot.component in deep.cold and lot.file and lot.tier is Tier.HOST_MAPPED:
+            exclusive = deep.exclusive_bytes.get(piece.start, 0)
+            owned = deep.files.owned.get(lot.file)
+            found[lot.component].append(ColdPiece(lot.component, counts.file_bytes, exclusive, owned))
     return {
         component.name: cold_of(component, found[component.name], locked_bytes=status.locked_bytes)
         for component in claim.components
@@ -138,7 +141,7 @@ def look_up(
     pieces = _by_query(pid, ranges, file_systems, proc=proc) if len(ranges) <= QUERY_RANGES_LIMIT else None
     if pieces is None:
         pieces = attribution.pieces_of(ranges, MapsTable(read_maps(pid, proc=proc)), file_systems)
-    if is_sandbox(piece.mapping for piece in pieces):
+    if is_sandbox({piece.mapping.name for piece in pieces}):
         raise Sandboxed(f"process {pid} is a sandbox: all its memory is one file, so nothing can be told apart")
     return pieces
 
