@@ -111,7 +111,8 @@ class PlanCache:
             if any(self.slots.slot_of(plan.key) is None for plan in plans):
                 shown = {name: value.flatten()[:8].tolist() for name, value in inputs.items()}
                 raise PlanMissing(f"no request has prepared the plan of {shown}; prepare it before the forward")
-            return self._steps([plans])[0]
+            steps, _ = self._steps([plans])
+            return steps[0]
 
     def invalidate(self, source: WeightSource | None = None, *, store: PlanStore | None = None) -> None:
         """Forgets every row: the weights were replaced. Requests in flight fail with `PlanMissing`.
@@ -169,8 +170,9 @@ class PlanCache:
             self.observer.served(Source.GPU, len(wanted))
             self._store_in_host(wanted, is_new=False)
             return Result.HIT
-        self._check_capacity(wanted)
-        self.slots.victims(len(missing), keep=keys)
+        with together(self.ranks):
+            self._check_capacity(wanted)
+            self.slots.victims(len(missing), keep=keys)
         self.streams.begin()
         source = self._fetch(wanted, missing)
         self.slots.refresh(keys)
@@ -368,25 +370,25 @@ class PlanCache:
                         del self._prepared[names]
 
         try:
-            steps = self._steps(plans)
+            steps, slots = self._steps(plans)
             for inputs, step in zip(forwards, steps, strict=True):
                 values = [inputs[name] for name in self.family.inputs]
                 prepared[tuple(map(id, values))] = _Prepared(values, step)
             self._prepared.update(prepared)
-            slots = torch.tensor([self.slots.slot_of(key) for key in keys], device=self.slab.device)
             return Lease(steps, slots, release)
         except BaseException:
             release()
             raise
 
-    def _steps(self, plans: Sequence[Sequence[Plan]]) -> list[tuple[Step, ...]]:
-        """One host-to-device copy for all slots of a request."""
+    def _steps(self, plans: Sequence[Sequence[Plan]]) -> tuple[list[tuple[Step, ...]], torch.Tensor]:
+        """The steps of each forward, and the slots of all plans: one copy to the device for a request."""
         flat = [plan for calls in plans for plan in calls]
         slots = torch.tensor([self.slots.slot_of(plan.key) for plan in flat], device=self.slab.device)
         self._check_visible(slots, flat)
         generation = self._generation
         places = iter(range(len(flat)))
-        return [tuple(self._step(plan, slots, next(places), generation) for plan in calls) for calls in plans]
+        steps = [tuple(self._step(plan, slots, next(places), generation) for plan in calls) for calls in plans]
+        return steps, slots
 
     def _step(self, plan: Plan, slots: torch.Tensor, place: int, generation: int) -> Step:
         index = None if plan.rows_are_distinct else torch.tensor(plan.row_index, device=self.slab.device)

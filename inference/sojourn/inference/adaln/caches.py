@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from sojourn.inference.adaln.component import CachedTransformer, open_transformer
+from sojourn.inference.adaln.component import CachedTransformer, Place, Replaced, open_transformer
 from sojourn.inference.adaln.counters import Counters, Description, Observer, Snapshot
 from sojourn.inference.adaln.families import Family, family_of
 from sojourn.inference.adaln.host import host_budget_bytes
@@ -95,23 +95,19 @@ class PlanCaches:
         """
         if self.settings.mode is not Mode.OFF and not self._tables and self.off_reason is None:
             self._turn_off(_nothing_to_cache(components))
-        budget = host_budget_bytes(available_bytes(), ranks=self.ranks.size)
         share = max(1, len(self._tables))
+        place = Place(
+            device=self.device,
+            host_bytes=self.settings.host_bytes // share,
+            host_budget_bytes=host_budget_bytes(available_bytes(), ranks=self.ranks.size) // share,
+            available_bytes=available_bytes,
+            ranks=self.ranks,
+        )
         for name, (family, table) in self._tables.items():
-            self.transformers[name] = open_transformer(
-                name,
-                components[name].value,
-                family=family,
-                table=table,
-                weights=MappedWeights(components[name].files),
-                settings=self.settings,
-                host_bytes=self.settings.host_bytes // share,
-                host_budget_bytes=budget // share,
-                device=self.device,
-                observer=self.observer,
-                available_bytes=available_bytes,
-                ranks=self.ranks,
-            )
+            weights = MappedWeights(components[name].files)
+            model = components[name].value
+            part = Replaced(name=name, transformer=model, family=family, table=table, weights=weights)
+            self.transformers[name] = open_transformer(part, self.settings, place, self.observer)
         if self.transformers:
             self.off_reason = None
         self.observer.opened(self._description(), self.snapshot)

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -66,92 +67,107 @@ class CachedTransformer:
         return self._signature.bind_partial(*args, **kwargs).arguments
 
 
-def open_transformer(
-    name: str,
-    transformer: nn.Module,
-    *,
-    family: Family,
-    table: Table,
-    weights: MappedWeights,
-    settings: PlanCacheSettings,
-    host_bytes: int,
-    host_budget_bytes: int,
-    device: torch.device,
-    observer: Observer,
-    available_bytes: Callable[[], int] | None = None,
-    ranks: Ranks | None = None,
-    sharing: Sharing = Sharing.LAYERS,
-) -> CachedTransformer:
-    """Allocates the tiers of a transformer whose projections have been replaced, and hooks its forward.
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a transformer runs, and what it may take there.
 
-    Args:
+    Attributes:
+        device: Of the transformer and of the slab.
+        host_bytes: Its part of the host memory that is set for rows.
+        host_budget_bytes: What it may take of the host's memory, whatever is set.
+        available_bytes: Free memory of the host, measured again whenever the tier grows.
+        ranks: Who shares the transformer.
+        sharing: What they divide.
+    """
+
+    device: torch.device
+    host_bytes: int
+    host_budget_bytes: int
+    available_bytes: Callable[[], int] | None = None
+    ranks: Ranks = field(default_factory=OneRank)
+    sharing: Sharing = Sharing.LAYERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replaced:
+    """A transformer whose projections have been replaced.
+
+    Attributes:
         name: Of the component.
         transformer: With stand-ins; its embedders are loaded.
         family: Of the transformer.
         table: Its projections.
         weights: Its checkpoint.
-        settings: Of the process.
-        host_bytes: This transformer's part of the host memory that is set for rows.
-        host_budget_bytes: What this rank may take of the host's memory.
-        device: Where it runs.
-        observer: Counts.
-        available_bytes: Free memory of the host, measured again whenever the tier grows.
-        ranks: Who shares the transformer.
-        sharing: What they divide.
     """
-    ranks = ranks or OneRank()
-    capacity = page_capacity(table, configured_bytes=host_bytes, budget_bytes=host_budget_bytes)
-    host = HostTier(
-        table,
-        ranks.minimum(capacity),
-        pinned=device.type == "cuda",
-        evicted=lambda plans: observer.evicted(Tier.HOST, plans),
-        available_bytes=available_bytes,
-    )
-    projector = Projector(
-        transformer,
-        family,
-        table,
-        weights,
-        ranks=ranks,
-        sharing=sharing,
-        precision=settings.precision,
-        read=observer.read,
-    )
+
+    name: str
+    transformer: nn.Module
+    family: Family
+    table: Table
+    weights: MappedWeights
+
+
+def open_transformer(
+    part: Replaced, settings: PlanCacheSettings, place: Place, observer: Observer
+) -> CachedTransformer:
+    """Allocates the tiers of a transformer and hooks its forward.
+
+    Args:
+        part: The transformer.
+        settings: Of the process.
+        place: Where it runs.
+        observer: Counts.
+    """
+    host = _host_tier(part.table, place, observer)
     cache = PlanCache(
-        family=family,
-        slab=Slab(table, plans=settings.plans, width=settings.width, device=device),
-        projector=projector,
+        family=part.family,
+        slab=Slab(part.table, plans=settings.plans, width=settings.width, device=place.device),
+        projector=Projector(
+            part.transformer,
+            part.family,
+            part.table,
+            part.weights,
+            ranks=place.ranks,
+            sharing=place.sharing,
+            precision=settings.precision,
+            read=observer.read,
+        ),
         observer=observer,
         host=host,
-        store=_store(transformer, family, table, weights, settings, device, observer, ranks, sharing),
-        streams=streams_for(device, pinned=host.pinned),
-        ranks=ranks,
+        store=_store(part, settings, place, observer),
+        streams=streams_for(place.device, pinned=host.pinned),
+        ranks=place.ranks,
     )
-    return CachedTransformer(name, transformer, cache, settings.precision)
+    return CachedTransformer(part.name, part.transformer, cache, settings.precision)
 
 
-def _store(
-    transformer: nn.Module,
-    family: Family,
-    table: Table,
-    weights: MappedWeights,
-    settings: PlanCacheSettings,
-    device: torch.device,
-    observer: Observer,
-    ranks: Ranks,
-    sharing: Sharing,
-) -> PlanStore | None:
+def _host_tier(table: Table, place: Place, observer: Observer) -> HostTier:
+    """As many pages as all ranks can have."""
+    pages = page_capacity(table, configured_bytes=place.host_bytes, budget_bytes=place.host_budget_bytes)
+    return HostTier(
+        table,
+        place.ranks.minimum(pages),
+        pinned=place.device.type == "cuda",
+        evicted=lambda plans: observer.evicted(Tier.HOST, plans),
+        available_bytes=place.available_bytes,
+    )
+
+
+def _store(part: Replaced, settings: PlanCacheSettings, place: Place, observer: Observer) -> PlanStore | None:
+    """The store, bound to what makes this transformer's rows."""
     if settings.store is None:
         return None
-    arithmetic = arithmetic_of(
-        device, dtypes=table.row_elements, precision=settings.precision, sharing=sharing, ranks=ranks.size
-    )
     fingerprint = rows_fingerprint(
-        weights,
-        family,
-        config=dict(getattr(transformer, "config", {})),
-        arithmetic=arithmetic,
+        part.weights,
+        part.family,
+        config=dict(getattr(part.transformer, "config", {})),
+        arithmetic=arithmetic_of(
+            place.device,
+            dtypes=part.table.row_elements,
+            precision=settings.precision,
+            sharing=place.sharing,
+            ranks=place.ranks.size,
+        ),
         memory=settings.store / "fingerprints",
     )
-    return PlanStore(settings.store, settings.store_bytes, fingerprint, table, observer.store_rejected)
+    return PlanStore(settings.store, settings.store_bytes, fingerprint, part.table, observer.store_rejected)

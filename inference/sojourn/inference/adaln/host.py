@@ -184,9 +184,11 @@ class HostTier:
             for key, indices in taken.items():
                 copy_in(key, [self._page(index) for index in indices])
             settle()
-        except Exception:
-            _log.debug("the host tier could not store a group", exc_info=True)
+        except BaseException as error:
             self._free.extend(index for indices in taken.values() for index in indices)
+            if not isinstance(error, Exception):
+                raise
+            _log.debug("the host tier could not store a group", exc_info=True)
             return SkipReason.COPY_FAILED
         self._plans.update({key: _Stored(indices) for key, indices in taken.items()})
         return None
