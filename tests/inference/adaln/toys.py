@@ -85,6 +85,7 @@ class MemorySource:
     fail_at: str | None = None
     fail_check: bool = False
     reads: list[str] = field(default_factory=list)
+    announced: list[str] = field(default_factory=list)
     prefetched: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
 
@@ -108,6 +109,9 @@ class MemorySource:
         if part.name == self.fail_at:
             raise Injected(part.name)
         return self.tensors[part.name][part.first : part.last]
+
+    def will_need(self, parts: Iterable[Part]) -> None:
+        self.announced += [part.name for part in parts]
 
     def prefetch(self, parts: Iterable[Part]) -> None:
         self.prefetched += [part.name for part in parts]

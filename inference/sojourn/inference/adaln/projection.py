@@ -6,7 +6,7 @@ Each weight is read once for all plans of a build, one layer at a time, the next
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -155,20 +155,34 @@ class Projector:
     def _stream(
         self, names: Sequence[str], device: torch.device
     ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
-        """Each layer's weight and bias in turn; the next one is prefetched, the last one released."""
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adaln-prefetch") as ahead:
-            coming = ahead.submit(self._source.prefetch, self._parts(names[0])) if names else None
+        """Each layer's weight and bias in turn: while one computes, the next comes in and the last one goes.
+
+        The storage is kept busy one layer further ahead, in the page cache alone: two layers are mapped at most.
+        """
+        parts = [self._parts(name) for name in names]
+        with ThreadPoolExecutor(max_workers=2, thread_name_prefix="adaln-weights") as beside:
+            coming = self._fetch_ahead(beside, parts, 0)
             for index, name in enumerate(names):
-                if coming is not None:
-                    coming.result()
-                more = index + 1 < len(names)
-                coming = ahead.submit(self._source.prefetch, self._parts(names[index + 1])) if more else None
-                parts = self._parts(name)
+                coming.result()
+                coming = self._fetch_ahead(beside, parts, index + 1)
                 try:
-                    tensors = [self._load(part, name, device) for part in parts]
+                    tensors = [self._load(part, name, device) for part in parts[index]]
                     yield name, tensors[0], tensors[1] if len(tensors) > 1 else None
                 finally:
-                    self._source.release(parts)
+                    beside.submit(self._source.release, parts[index])
+
+    def _fetch_ahead(self, beside: ThreadPoolExecutor, parts: Sequence[Sequence[Part]], index: int) -> Future[None]:
+        """Begins to bring a layer in, and the one after it near."""
+
+        def fetch() -> None:
+            if index == 0 and parts:
+                self._source.will_need(parts[0])
+            if index + 1 < len(parts):
+                self._source.will_need(parts[index + 1])
+            if index < len(parts):
+                self._source.prefetch(parts[index])
+
+        return beside.submit(fetch)
 
     def _load(self, part: Part, name: str, device: torch.device) -> torch.Tensor:
         stored = self._source.tensor(part)

@@ -69,6 +69,9 @@ class WeightSource(Protocol):
     def tensor(self, part: Part) -> torch.Tensor:
         """Rows of a tensor on the host, not to be written to."""
 
+    def will_need(self, parts: Iterable[Part]) -> None:
+        """Says that rows will be wanted soon; returns at once."""
+
     def prefetch(self, parts: Iterable[Part]) -> None:
         """Brings rows into memory; returns when they are there or cannot be brought."""
 
@@ -117,6 +120,11 @@ class MappedWeights:
     def tensor(self, part: Part) -> torch.Tensor:
         """A view of the mapping."""
         return self._files[self._places[part.name].file].tensor(part.name)[part.first : part.last]
+
+    def will_need(self, parts: Iterable[Part]) -> None:
+        """Has pages read into the page cache."""
+        for part in parts:
+            advice.will_need(*self._range(part))
 
     def prefetch(self, parts: Iterable[Part]) -> None:
         """Reads pages in and maps them."""
