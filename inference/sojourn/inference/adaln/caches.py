@@ -84,7 +84,7 @@ class PlanCaches:
         if self.settings.mode is Mode.ON:
             raise refusal
         if self.off_reason is not refusal.reason:
-            _log.info("the AdaLN plan cache is off: %s", refusal)
+            _log.info("AdaLN plan cache off", extra={"reason": refusal.reason.value, "detail": str(refusal)})
         self.off_reason = refusal.reason
 
     def open(self, components: Mapping[str, Component]) -> None:
@@ -110,6 +110,9 @@ class PlanCaches:
             self.transformers[name] = open_transformer(part, self.settings, place, self.observer)
         if self.transformers:
             self.off_reason = None
+            now = self.snapshot()
+            sizes = {"weight_bytes": now.weight_bytes, "slab_bytes": now.device_bytes, "host_bytes": now.host_bytes}
+            _log.info("AdaLN plan cache on", extra={"transformers": list(self.transformers), **sizes})
         self.observer.opened(self._description(), self.snapshot)
 
     def for_component(self, names: Any) -> CachedTransformer | None:
