@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from sojourn.inference.pipeline import Pipeline, load_pipeline
 
 
