@@ -65,12 +65,14 @@ def test_the_buffer_is_what_is_handed_out(weights: WeightFiles) -> None:
 
 def test_the_page_cache_is_left_as_it_was_found(weights: WeightFiles, path: Path) -> None:
     size = ROWS * COLUMNS * 4
+    weights.will_need([Part("a.weight")])
     weights.read(Part("a.weight"), buffer())
     weights.forget([Part("a.weight")])
     there = in_page_cache(path)
     assert there >= 3 * size
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    weights.will_need([Part("b.weight")])
     weights.read(Part("b.weight"), buffer())
     before = in_page_cache(path)  # with what the kernel has read ahead
     assert before >= size

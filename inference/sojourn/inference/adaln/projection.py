@@ -162,21 +162,24 @@ class Projector:
         layers = [self._parts(name) for name in names]
         buffers = [_buffer(max(map(self._layer_bytes, layers), default=0), device) for _ in range(2)]
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adaln-weights") as beside:
-            coming = beside.submit(self._read_layer, layers[0], buffers[0]) if layers else None
+            coming = beside.submit(self._read_layer, layers, 0, buffers)
             for index, name in enumerate(names):
-                assert coming is not None
                 stored = coming.result()
-                if index + 1 < len(names):
-                    coming = beside.submit(self._read_layer, layers[index + 1], buffers[(index + 1) % 2])
+                coming = beside.submit(self._read_layer, layers, index + 1, buffers)
                 beside.submit(self._source.forget, layers[index])
                 weight, *bias = (self._as_computed(tensor, name, device) for tensor in stored)
                 yield name, weight, bias[0] if bias else None
 
-    def _read_layer(self, parts: Sequence[Part], buffer: torch.Tensor) -> list[torch.Tensor]:
-        """Reads tensors one behind the other into a buffer."""
-        tensors, start = [], 0
-        for part in parts:
-            tensors.append(self._source.read(part, buffer[start:]))
+    def _read_layer(
+        self, layers: Sequence[Sequence[Part]], index: int, buffers: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Reads the tensors of a layer one behind the other into the buffer whose turn it is; none behind the last."""
+        for near in layers[:2] if index == 0 else layers[index + 1 : index + 2]:
+            self._source.will_need(near)
+        tensors: list[torch.Tensor] = []
+        start = 0
+        for part in layers[index] if index < len(layers) else ():
+            tensors.append(self._source.read(part, buffers[index % 2][start:]))
             self._read(tensors[-1].nbytes)
             start += _aligned(tensors[-1].nbytes)
         return tensors
