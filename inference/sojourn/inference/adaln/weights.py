@@ -2,7 +2,7 @@
 
 They are read into buffers that serve one layer after another. The mapping that the loader made would do as well, but
 putting pages into the page tables and taking them out again costs more than the copy: a build of one plan over 370 MB
-in the page cache took 0.15 s from the mapping and 0.09 s so (2 cores).
+in the page cache took 0.15 s from the mapping and 0.06 s so (2 cores).
 
 The page cache is left as it was found: what a read brought in is dropped again, what was there before stays.
 """
