@@ -1,4 +1,5 @@
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ def as_root() -> None:
 @pytest.fixture
 def open_path(tmp_path: Path) -> Path:
     """A temporary folder that every user may enter."""
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        if folder.owner() == Path.home().owner() and str(folder).startswith("/tmp/"):
-            folder.chmod(0o755)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder == Path(tempfile.gettempdir()):
+            break
+        if folder.stat().st_uid == os.geteuid():
+            folder.chmod(folder.stat().st_mode | 0o055)
     return tmp_path
