@@ -113,7 +113,7 @@ def serve(
     logs.configure(
         human=log_format is LogFormat.HUMAN,
         print_level=logging.getLevelNamesMapping()[log_level.upper()],
-        count=lambda level: telemetry.log_lines.labels(level).inc(),
+        count=telemetry.log_line,
     )
     load = lazily_loaded(
         model, device=device, dtype=dtype, model_name=config.model_name, fingerprint_cache=fingerprint_cache
