@@ -39,11 +39,15 @@ class Row:
 
 def inference() -> CollectorRegistry:
     """The metrics of `sojourn serve`, those that appear late included."""
+    from sojourn.inference.adaln.counters import Description, Snapshot
     from sojourn.inference.telemetry import Telemetry
 
     telemetry = Telemetry()
     telemetry.ready(seconds=1.0, family="", dtype="", device="", model_name="")
     telemetry.progressed(at=1.0)
+    telemetry.plan_cache.opened(
+        Description(mode="", precision="", host_kind="", off_reason=""), lambda: Snapshot.sum([])
+    )
     return telemetry.registry
 
 

@@ -9,6 +9,7 @@ import sys
 from typing import NoReturn
 
 import typer
+from sojourn.inference.cli import adaln
 from sojourn.inference.cli.exits import CommandFailed, Exit
 from sojourn.inference.cli.generate import generate
 from sojourn.inference.cli.inspect import inspect
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(generate)
 app.command()(inspect)
+app.add_typer(adaln.app, name="adaln")
 
 
 def main() -> NoReturn:

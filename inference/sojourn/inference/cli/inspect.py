@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from sojourn.inference.adaln.saving import Saving, saving_of
+from sojourn.inference.adaln.settings import PlanCacheSettings
+from sojourn.inference.loading.folder import read_folder
 from sojourn.inference.loading.inspection import ComponentInspection, ModelInspection, inspect_folder
 
 
@@ -15,16 +18,30 @@ def inspect(
     model: Annotated[Path, typer.Argument(help="Model folder in the diffusers modular layout.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, sizes in bytes.")] = False,
 ) -> None:
-    """Show what a model is made of: components, parameters, sizes, data types, the share of AdaLN projections.
+    """Show what a model is made of: components, parameters, sizes, data types, and what the AdaLN plan cache saves.
 
     Nothing is loaded: configurations and the headers of the weight files say it all, so it takes no memory and no time,
     and a damaged file is told as `sojourn serve` would tell it.
     """
     inspection = inspect_folder(model)
+    settings = PlanCacheSettings()
+    savings = [saving for part in read_folder(model).components.values() if (saving := saving_of(part, settings))]
     if as_json:
-        print(json.dumps(asdict(inspection), default=str))
+        cached = [asdict(saving) | {"saved_bytes": saving.saved_bytes} for saving in savings]
+        print(json.dumps(asdict(inspection) | {"plan_cache": cached}, default=str))
     else:
         Console().print(_table(inspection))
+        for saving in savings:
+            Console().print(_saving(saving, settings))
+
+
+def _saving(saving: Saving, settings: PlanCacheSettings) -> str:
+    """What the plan cache does for one transformer at its default size."""
+    held = f"{saving.component}: {settings.plans} plans of {settings.width} rows"
+    rows = f"take {readable_bytes(saving.slab_bytes)} in place of {readable_bytes(saving.weight_bytes)}"
+    if saving.saved_bytes <= 0:
+        return f"{held} {rows}: the AdaLN plan cache saves nothing here"
+    return f"{held} {rows}: the AdaLN plan cache saves {readable_bytes(saving.saved_bytes)}"
 
 
 def _table(inspection: ModelInspection) -> Table:

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from sojourn.inference.adaln.counters import Observer
+from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.cli.exits import CommandFailed, Exit
 
 if TYPE_CHECKING:
@@ -37,7 +39,14 @@ PrecisionOption = Annotated[
 
 
 def lazily_loaded(
-    model: Path, *, device: str, dtype: str, model_name: str | None = None, fingerprint_cache: Path | None = None
+    model: Path,
+    *,
+    device: str,
+    dtype: str,
+    model_name: str | None = None,
+    fingerprint_cache: Path | None = None,
+    plan_settings: PlanCacheSettings | None = None,
+    plan_observer: Observer | None = None,
 ) -> "Callable[[], Pipeline]":
     """What loads the model when called.
 
@@ -56,6 +65,8 @@ def lazily_loaded(
             precision=Precision(dtype),
             model_name=model_name,
             fingerprint_cache=fingerprint_cache,
+            plan_settings=plan_settings,
+            plan_observer=plan_observer,
         )
 
     return load

@@ -8,13 +8,16 @@ from typing import Annotated
 
 import typer
 from sojourn.inference import logs
+from sojourn.inference.adaln.refusals import SettingRefused
+from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.cli.exits import CommandFailed, Exit
 from sojourn.inference.cli.loading import DeviceOption, PrecisionOption, lazily_loaded
 from sojourn.inference.server.config import Address, ConfigError, ServerConfig
 from sojourn.inference.server.main import run
 from sojourn.inference.telemetry import Telemetry
 
-SECURITY, LIMITS, WATCHING = "Security", "Limits", "Watching"
+SECURITY, LIMITS, WATCHING, PLANS = "Security", "Limits", "Watching", "AdaLN plan cache"
+_DEFAULTS = PlanCacheSettings()
 
 
 class LogFormat(StrEnum):
@@ -76,6 +79,41 @@ def serve(
         bool,
         typer.Option("--allow-insecure", help="Listen beyond loopback without TLS.", rich_help_panel=SECURITY),
     ] = False,
+    adaln_cache: Annotated[
+        str,
+        typer.Option(
+            help="Whether to keep modulation rows instead of their weights: on, off or auto, which is on where "
+            "rows cost less.",
+            metavar="MODE",
+            rich_help_panel=PLANS,
+        ),
+    ] = _DEFAULTS.mode.value,
+    adaln_plans: Annotated[
+        int,
+        typer.Option(help="Plans held on the device; a request of N steps needs N - 1.", rich_help_panel=PLANS),
+    ] = _DEFAULTS.plans,
+    adaln_plan_width: Annotated[
+        int,
+        typer.Option(help="Rows of a plan: t2va needs 2, fl2va 3, ref2va 4.", rich_help_panel=PLANS),
+    ] = _DEFAULTS.width,
+    adaln_host_bytes: Annotated[
+        int, typer.Option(help="Host memory for rows of recent requests; 0 for none.", rich_help_panel=PLANS)
+    ] = _DEFAULTS.host_bytes,
+    adaln_store: Annotated[
+        Path | None,
+        typer.Option(help="Folder of rows that the processes of a node share.", rich_help_panel=PLANS),
+    ] = None,
+    adaln_store_bytes: Annotated[
+        int, typer.Option(help="Size cap of that folder; the oldest files go first.", rich_help_panel=PLANS)
+    ] = _DEFAULTS.store_bytes,
+    adaln_precision: Annotated[
+        str,
+        typer.Option(
+            help="How rows are computed: match (bit-identical to resident weights) or fp32.",
+            metavar="HOW",
+            rich_help_panel=PLANS,
+        ),
+    ] = _DEFAULTS.precision.value,
     metrics_listen: Annotated[
         str, typer.Option(help="HOST:PORT for Prometheus; 'off' for none.", rich_help_panel=WATCHING)
     ] = str(ServerConfig.metrics_listen),
@@ -107,7 +145,16 @@ def serve(
             client_ca=client_ca,
             token_file=token_file,
         )
-    except ConfigError as error:
+        plans = PlanCacheSettings(
+            mode=adaln_cache,  # type: ignore[arg-type]
+            plans=adaln_plans,
+            width=adaln_plan_width,
+            host_bytes=adaln_host_bytes,
+            store=adaln_store,
+            store_bytes=adaln_store_bytes,
+            precision=adaln_precision,  # type: ignore[arg-type]
+        )
+    except (ConfigError, SettingRefused) as error:
         raise CommandFailed(str(error), Exit.INVALID) from None
     telemetry = Telemetry(model_name=config.model_name, max_waiting=config.max_waiting)
     logs.configure(
@@ -116,6 +163,12 @@ def serve(
         count=telemetry.log_line,
     )
     load = lazily_loaded(
-        model, device=device, dtype=dtype, model_name=config.model_name, fingerprint_cache=fingerprint_cache
+        model,
+        device=device,
+        dtype=dtype,
+        model_name=config.model_name,
+        fingerprint_cache=fingerprint_cache,
+        plan_settings=plans,
+        plan_observer=telemetry.plan_cache,
     )
     sys.exit(run(config, load, telemetry=telemetry))

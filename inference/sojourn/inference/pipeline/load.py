@@ -9,6 +9,9 @@ from typing import Any
 import diffusers
 import torch
 import transformers
+from sojourn.inference.adaln.caches import PlanCaches
+from sojourn.inference.adaln.counters import Counters, Observer
+from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.errors import ModelError, Unsupported
 from sojourn.inference.families.family import Family
 from sojourn.inference.families.table import family_of
@@ -42,6 +45,8 @@ def load_pipeline(
     precision: Precision = Precision.BFLOAT16,
     model_name: str | None = None,
     fingerprint_cache: Path | None = None,
+    plan_settings: PlanCacheSettings | None = None,
+    plan_observer: Observer | None = None,
 ) -> Pipeline:
     """Loads a diffusers modular model folder. Nothing is downloaded.
 
@@ -51,32 +56,43 @@ def load_pipeline(
         precision: What to compute in, but for the modules that their classes keep in float32.
         model_name: Name to serve it under; the folder's own by default.
         fingerprint_cache: Folder to keep the digests of weight files in between starts.
+        plan_settings: Of the AdaLN plan cache; None for its defaults.
+        plan_observer: Counts what the plan cache does.
 
     Raises:
         ModelError: The folder cannot be served; the reason says why.
-        Unsupported: CUDA was asked for and there is none.
+        Unsupported: CUDA was asked for and there is none, or the plan cache was asked for and cannot serve the model.
     """
-    torch_device = _torch_device(device)
+    where = torch_device(device)
     _quieten_libraries()
     folder = read_folder(path)
     family = family_of(folder)
     _check_serves_something(folder, family)
     dtype: torch.dtype = getattr(torch, precision.value)
+    plans = PlanCaches(plan_settings or PlanCacheSettings(), where, plan_observer or Counters())
     components = {
-        name: build_component(part, dtype=dtype, device=torch_device) for name, part in folder.components.items()
+        name: build_component(part, dtype=dtype, device=where, leave_out=plans.leave_out(name, part.class_name))
+        for name, part in folder.components.items()
     }
+    plans.open(components)
     return Pipeline(
         model_name=model_name or path.resolve().name,
         family=family,
         stock=_stock_pipeline(folder, family, components),
         components=components,
-        device=torch_device,
+        device=where,
         dtype=dtype,
         fingerprint=_fingerprint(components, fingerprint_cache),
+        plans=plans,
     )
 
 
-def _torch_device(choice: DeviceChoice) -> torch.device:
+def torch_device(choice: DeviceChoice) -> torch.device:
+    """The device of a choice.
+
+    Raises:
+        Unsupported: CUDA was asked for and there is none.
+    """
     there = torch.cuda.is_available()
     if choice is DeviceChoice.CUDA and not there:
         raise Unsupported("device cuda was asked for and torch sees none; ask for cpu, or check driver and torch build")
