@@ -38,6 +38,8 @@ class RaceDetector:
     accesses: list[Access] = field(default_factory=list)
     races: list[str] = field(default_factory=list)
     current: str = COMPUTE
+    # Memory that is freed may be handed out again: while it is held here, one address means one tensor.
+    _held: list[torch.UntypedStorage] = field(default_factory=list)
 
     def join(self, waiter: str, waited_for: str) -> None:
         mine, theirs = self.clocks[waiter], self.clocks[waited_for]
@@ -54,6 +56,7 @@ class RaceDetector:
                 access = Access(self.current, clock[self.current], *_range(tensor), writes, what)
                 self._check(access, clock)
                 self.accesses.append(access)
+                self._held.append(tensor.untyped_storage())
 
     def _check(self, access: Access, clock: Clock) -> None:
         for earlier in self.accesses:
