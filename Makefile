@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard proto/sojourn/v1/*.proto)
 
-.PHONY: demo test lint proto bench format clean
+.PHONY: demo test lint proto crds bench format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,7 @@ lint: $(STAMP)  ## Format, style, types, layers, protobuf rules, generated files
 	$(BIN)/lint-imports
 	cd proto && ../$(BIN)/buf lint
 	$(BIN)/python -m tools.stubs --check
+	PYTHONPATH=operator $(BIN)/python -m tools.crds --check
 
 format: $(STAMP)  ## Format and repair what can be repaired
 	$(BIN)/ruff format .
@@ -32,6 +33,9 @@ format: $(STAMP)  ## Format and repair what can be repaired
 
 proto: $(STAMP)  ## Generate the stubs beside the .proto files
 	$(BIN)/python -m tools.stubs
+
+crds: $(STAMP)  ## Generate the CRDs of the chart and docs/custom-resources.md from the models
+	PYTHONPATH=operator $(BIN)/python -m tools.crds
 
 bench: $(STAMP)  ## Every benchmark: a table of figures beside their goals
 	for file in bench/[a-z]*.py; do $(BIN)/python $$file || failed=1; done; test -z "$$failed"

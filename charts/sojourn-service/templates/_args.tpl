@@ -1,0 +1,97 @@
+{{- /*
+The command lines of both processes. A setting without a value is left out, so that the process's own default holds.
+*/ -}}
+{{- define "service.inferenceArgs" -}}
+- serve
+- --model={{ include "service.modelPath" . }}
+{{- with .Values.model.name }}
+- {{ printf "--model-name=%s" . | toJson }}
+{{- end }}
+{{- range .Values.workflows }}
+- --workflow={{ . }}
+{{- end }}
+- --device={{ .Values.device }}
+- --listen=0.0.0.0:{{ int64 .Values.grpc.port }}
+- --metrics-listen=0.0.0.0:{{ int64 .Values.metrics.port }}
+- --component-map=/run/sojourn/component-map.pb
+- --log-format=json
+- --max-waiting={{ int64 .Values.grpc.maxWaiting }}
+{{- with .Values.grpc.limits }}
+{{- if kindIs "invalid" .maxSteps | not }}
+- --max-steps={{ int64 .maxSteps }}
+{{- end }}
+{{- if kindIs "invalid" .maxPixels | not }}
+- --max-pixels={{ int64 .maxPixels }}
+{{- end }}
+{{- if kindIs "invalid" .maxFrames | not }}
+- --max-frames={{ int64 .maxFrames }}
+{{- end }}
+{{- if kindIs "invalid" .maxCount | not }}
+- --max-count={{ int64 .maxCount }}
+{{- end }}
+{{- with .maxMediaSize }}
+- --max-media-size={{ . }}
+{{- end }}
+{{- end }}
+{{- if .Values.grpc.tls.secretName }}
+- --tls-cert=/etc/sojourn/tls/tls.crt
+- --tls-key=/etc/sojourn/tls/tls.key
+{{- if .Values.grpc.tls.clientCa }}
+- --client-ca=/etc/sojourn/tls/ca.crt
+{{- end }}
+{{- end }}
+{{- if .Values.grpc.token.secretName }}
+- --token-file=/etc/sojourn/token/{{ .Values.grpc.token.key }}
+{{- end }}
+{{- with .Values.adaln }}
+- --adaln-cache={{ .mode }}
+{{- if ne .mode "off" }}
+- --adaln-plans={{ int64 .plans }}
+- --adaln-width={{ int64 .width }}
+- --adaln-host-size={{ .hostTierSize }}
+- --adaln-precision={{ .precision }}
+{{- with .family }}
+- --adaln-family={{ . }}
+{{- end }}
+{{- if .planStore.hostPath }}
+- --adaln-store=/var/lib/sojourn/plans
+- --adaln-store-size={{ .planStore.size }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with .Values.offload }}
+- --offload={{ .mode }}
+{{- if kindIs "invalid" .residentLayers | not }}
+- --resident-layers={{ int64 .residentLayers }}
+{{- end }}
+{{- if kindIs "invalid" .prefetchLayers | not }}
+- --prefetch-layers={{ int64 .prefetchLayers }}
+{{- end }}
+- --resident-policy={{ .residentPolicy }}
+- --pinning={{ .pinning }}
+- --cold-page-advice={{ .coldPageAdvice }}
+{{- with .nextStageHeadroom }}
+- --next-stage-headroom={{ . }}
+{{- end }}
+{{- range .components }}
+- --component-offload={{ .name }}={{ .mode }}
+{{- if kindIs "invalid" .residentLayers | not }}
+- --component-resident-layers={{ .name }}={{ int64 .residentLayers }}
+{{- end }}
+{{- if kindIs "invalid" .prefetchLayers | not }}
+- --component-prefetch-layers={{ .name }}={{ int64 .prefetchLayers }}
+{{- end }}
+{{- end }}
+{{- end }}
+- --grace={{ int64 .Values.terminationGraceSeconds }}
+{{- end -}}
+
+{{- define "service.residencydArgs" -}}
+- serve
+- --component-map=/run/sojourn/component-map.pb
+- --listen=0.0.0.0:{{ int64 .Values.residency.port }}
+- --metrics-listen=0.0.0.0:{{ int64 .Values.residency.metricsPort }}
+- --interval={{ int64 .Values.residency.intervalSeconds }}
+- --deep-scan={{ .Values.residency.deepScan }}
+- --log-format=json
+{{- end -}}
