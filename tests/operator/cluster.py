@@ -1,14 +1,17 @@
 """What the tests of this folder share: waiting, sample objects, installing the custom resources."""
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from sojourn.operator.errors import NotFound
 from sojourn.operator.kube.access import from_kubeconfig, open_session
-from sojourn.operator.kube.client import Kube, Resource
+from sojourn.operator.kube.client import DEPLOYMENTS, DIFFUSION_SERVICES, PODS, Kube, Resource
+from sojourn.operator.naming import release_name
 from sojourn.operator.resources import API_VERSION, GROUP
 from sojourn.operator.resources.definitions import KINDS, definition
 
@@ -64,3 +67,68 @@ def custom(kind: str, namespace: str, name: str, **spec: Any) -> dict[str, Any]:
 def service(namespace: str, name: str = "demo", **spec: Any) -> dict[str, Any]:
     """A DiffusionService, with the built-in model unless another is given."""
     return custom("DiffusionService", namespace, name, **{"model": {"builtIn": {}}, **spec})
+
+
+async def status(kube: Kube, namespace: str, name: str = "demo") -> dict[str, Any]:
+    """The status of a DiffusionService; empty where it has none."""
+    item = await kube.get(DIFFUSION_SERVICES, namespace, name)
+    found: dict[str, Any] = item.get("status") or {}
+    return found
+
+
+def condition(status: dict[str, Any], type_: str) -> dict[str, Any]:
+    """A condition of a status; with status Absent where it is not there."""
+    found = (item for item in status.get("conditions") or [] if item["type"] == type_)
+    return next(found, {"status": "Absent", "reason": "", "message": ""})
+
+
+async def until_condition(
+    kube: Kube, namespace: str, type_: str, wanted: str, *, name: str = "demo", reason: str = "", seconds: float = 30
+) -> dict[str, Any]:
+    """The condition, once it has the status (and the reason) that is waited for."""
+    last: dict[str, Any] = {}
+
+    async def ask() -> bool:
+        nonlocal last
+        last = await status(kube, namespace, name)
+        found = condition(last, type_)
+        return found["status"] == wanted and reason in ("", found["reason"])
+
+    try:
+        await until(ask, seconds=seconds)
+    except AssertionError as error:
+        raise AssertionError(f"{type_} is not {wanted} {reason} within {seconds} s: {last}") from error
+    return condition(last, type_)
+
+
+async def serve(kube: Kube, namespace: str, name: str = "demo", *, wanted: int = 1) -> None:
+    """Plays the kubelet of a control plane without nodes: the pods of the newest spec run and are ready."""
+
+    async def served() -> bool:
+        deployment = await kube.get(DEPLOYMENTS, namespace, release_name(name))
+        state = deployment.get("status") or {}
+        if state.get("observedGeneration") != deployment["metadata"]["generation"]:
+            return False
+        for pod in await kube.list(PODS, namespace, labels=f"app.kubernetes.io/instance={release_name(name)}"):
+            await answer(kube, pod)
+        return state.get("availableReplicas") == state.get("updatedReplicas") == state.get("replicas") == wanted
+
+    await until(served, seconds=40)
+
+
+async def answer(kube: Kube, pod: dict[str, Any], *, ready: bool = True, ended: dict[str, Any] | None = None) -> None:
+    """Writes a pod's status as a kubelet does."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    flag = "True" if ready else "False"
+    conditions = [
+        {"type": type_, "status": state, "lastTransitionTime": now}
+        for type_, state in (("PodScheduled", "True"), ("Ready", flag), ("ContainersReady", flag))
+    ]
+    state = {"running": {"startedAt": now}} if ended is None else {"terminated": ended}
+    containers = [
+        {"name": item["name"], "image": item["image"], "imageID": "", "ready": ready, "restartCount": int(not ready), "state": state}
+        for item in pod["spec"]["containers"]
+    ]
+    body = {"status": {"phase": "Running", "conditions": conditions, "containerStatuses": containers}}
+    with contextlib.suppress(NotFound):
+        await kube.merge(PODS, pod["metadata"]["namespace"], pod["metadata"]["name"], body, subresource="status")

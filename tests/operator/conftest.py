@@ -12,6 +12,7 @@ from sojourn.operator.kube.client import Kube
 
 from tests.kubernetes import CLUSTER
 from tests.operator.cluster import NAMESPACES, install_crds, numbers
+from tests.operator.operators import OperatorProcess, account_kubeconfig
 
 
 @pytest.fixture(scope="session")
@@ -49,3 +50,12 @@ async def namespace(kube: Kube) -> AsyncIterator[str]:
     await kube.create(NAMESPACES, {"metadata": {"name": name, "namespace": ""}})
     yield name
     await kube.delete(NAMESPACES, "", name)
+
+
+@pytest.fixture
+async def operator(kubeconfig: Path, namespace: str, tmp_path: Path) -> AsyncIterator[OperatorProcess]:
+    """An operator of the test's own namespace, with the chart's rights; not started yet."""
+    account = await account_kubeconfig(kubeconfig, namespace, tmp_path / "kubeconfig")
+    process = OperatorProcess(kubeconfig=account, folder=tmp_path, namespaces=(namespace,))
+    yield process
+    process.kill()

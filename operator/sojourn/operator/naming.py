@@ -8,6 +8,8 @@ RECONCILE_AT = f"{GROUP}/reconcile-at"
 # Labels of a release record: hash of the manifest that it holds, and hash of what it was rendered from.
 DIGEST_LABEL = f"{GROUP}/digest"
 INPUTS_LABEL = f"{GROUP}/inputs"
+# "pending" until objects that the manifest lacks were looked for; kept in the record, so that it outlives a crash.
+SWEEP_LABEL = f"{GROUP}/sweep"
 # helm calls itself so and has no switch for it; drift is corrected under the same name.
 HELM_MANAGER = "helm"
 HANDOVER_MANAGER = "sojourn-handover"

@@ -139,7 +139,7 @@ class Kube:
         answer = await self._ask(
             "GET", f"{path}?{urlencode({'labelSelector': labels})}" if labels else path, accept=accept
         )
-        items: Objects = answer["items"]
+        items: Objects = answer.get("items") or []  # an empty list of metadata is null
         return items
 
     async def _ask(
