@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard proto/sojourn/v1/*.proto)
 
-.PHONY: demo test lint proto crds bench format clean
+.PHONY: demo test lint proto crds images bench format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +36,15 @@ proto: $(STAMP)  ## Generate the stubs beside the .proto files
 
 crds: $(STAMP)  ## Generate the CRDs of the chart and docs/custom-resources.md from the models
 	PYTHONPATH=operator $(BIN)/python -m tools.crds
+
+IMAGE_TAG ?= dev
+# Arguments of the build, such as --build-arg BASE=…; without Docker: BUILDER='buildah bud --isolation chroot'.
+BUILDER ?= docker build
+IMAGE_ARGS ?=
+images:  ## One image per process: localhost/sojourn-{inference,residencyd,operator}
+	for image in residencyd operator inference; do \
+	  $(BUILDER) $(IMAGE_ARGS) -f images/$$image/Containerfile -t localhost/sojourn-$$image:$(IMAGE_TAG) . || exit 1; \
+	done
 
 bench: $(STAMP)  ## Every benchmark: a table of figures beside their goals
 	for file in bench/[a-z]*.py; do $(BIN)/python $$file || failed=1; done; test -z "$$failed"

@@ -116,11 +116,8 @@ ALTERED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "service.scheduling.placement": ({}, {"scheduling": {"placement": "Pack"}}),
     "service.grpc.port": ({}, {"grpc": {"port": 50099}}),
     "service.grpc.maxWaiting": ({}, {"grpc": {"maxWaiting": 0}}),
-    "service.grpc.limits.maxSteps": ({}, {"grpc": {"limits": {"maxSteps": 50}}}),
-    "service.grpc.limits.maxPixels": ({}, {"grpc": {"limits": {"maxPixels": 1000000}}}),
-    "service.grpc.limits.maxFrames": ({}, {"grpc": {"limits": {"maxFrames": 124}}}),
-    "service.grpc.limits.maxCount": ({}, {"grpc": {"limits": {"maxCount": 1}}}),
-    "service.grpc.limits.maxMediaSize": ({}, {"grpc": {"limits": {"maxMediaSize": "8Mi"}}}),
+    "service.grpc.maxMessageSize": ({}, {"grpc": {"maxMessageSize": "8Mi"}}),
+    "service.grpc.stallSeconds": ({}, {"grpc": {"stallSeconds": 5}}),
     "service.grpc.tls.secretName": ({}, {"grpc": {"tls": {"secretName": "cert"}}}),
     "service.grpc.tls.clientCa": (
         {"grpc": {"tls": {"secretName": "cert"}}},
@@ -132,7 +129,7 @@ ALTERED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"grpc": {"token": {"secretName": "tokens", "key": "other"}}},
     ),
     "service.residency.intervalSeconds": ({}, {"residency": {"intervalSeconds": 5}}),
-    "service.residency.deepScan": ({}, {"residency": {"deepScan": "Disabled"}}),
+    "service.residency.deepScanMillicores": ({}, {"residency": {"deepScanMillicores": 5}}),
     "service.residency.resources.requests": ({}, {"residency": {"resources": {"requests": {"cpu": "10m"}}}}),
     "service.residency.resources.limits": ({}, {"residency": {"resources": {"limits": {"memory": "128Mi"}}}}),
     "service.network.allowFrom[].namespaceLabels": ({}, {"network": {"allowFrom": [{"namespaceLabels": {"a": "b"}}]}}),
@@ -215,7 +212,7 @@ EVERYTHING: dict[str, Any] = {
         "placement": "Pack",
     },
     "grpc": {
-        "limits": {"maxPixels": 2147483648, "maxFrames": 1000000, "maxMediaSize": "64Mi"},
+        "maxMessageSize": 2147483648,
         "tls": {"secretName": "cert", "clientCa": "Required"},
         "token": {"secretName": "tokens"},
     },
@@ -254,17 +251,14 @@ def test_the_manifest_is_the_golden_one(render_text: Callable[..., str], case: s
 def test_no_number_is_ever_written_as_a_float(render_text: Callable[..., str]) -> None:
     text = render_text("sojourn-service", CASES["everything"])
     assert not re.search(r"[0-9](\.[0-9]+)?e\+[0-9]", text)
-    assert "--max-pixels=2147483648" in text
-    assert "--max-frames=1000000" in text
+    assert "--max-message-bytes=2147483648" in text
     assert 'sizeLimit: "1000000"' in text
     assert 'memory: "2147483648"' in text
 
 
 def test_big_numbers_given_by_hand_stay_whole(render_text: Callable[..., str]) -> None:
-    given = ("--set", "grpc.limits.maxPixels=2147483648", "--set-json", "grpc.limits.maxFrames=1000000")
-    text = render_text("sojourn-service", CASES["plain"], *given)
-    assert "--max-pixels=2147483648" in text
-    assert "--max-frames=1000000" in text
+    for given in (("--set", "grpc.maxMessageBytes=1000000"), ("--set-json", "grpc.maxMessageBytes=1000000")):
+        assert "--max-message-bytes=1000000\n" in render_text("sojourn-service", CASES["plain"], *given)
 
 
 @pytest.mark.parametrize(

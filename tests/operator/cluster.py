@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import os
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,8 @@ from sojourn.operator.resources.definitions import KINDS, definition
 
 CRDS = Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions")
 NAMESPACES = Resource("v1", "Namespace", "namespaces")
+# On a machine that is busy with other things everything takes longer.
+PATIENCE = float(os.environ.get("SOJOURN_TEST_PATIENCE", "1"))
 numbers = itertools.count(1)
 
 
@@ -43,7 +46,7 @@ def established(kube: Kube, name: str) -> Callable[[], Awaitable[bool]]:
 
 async def until(ready: Callable[[], Awaitable[Any]], *, seconds: float = 30, pause: float = 0.1) -> Any:
     """What `ready` answers, once it is true."""
-    deadline = asyncio.get_running_loop().time() + seconds
+    deadline = asyncio.get_running_loop().time() + seconds * PATIENCE
     while not (answer := await ready()):
         assert asyncio.get_running_loop().time() < deadline, f"{ready} not true within {seconds} s"
         await asyncio.sleep(pause)
@@ -126,7 +129,14 @@ async def answer(kube: Kube, pod: dict[str, Any], *, ready: bool = True, ended: 
     ]
     state = {"running": {"startedAt": now}} if ended is None else {"terminated": ended}
     containers = [
-        {"name": item["name"], "image": item["image"], "imageID": "", "ready": ready, "restartCount": int(not ready), "state": state}
+        {
+            "name": item["name"],
+            "image": item["image"],
+            "imageID": "",
+            "ready": ready,
+            "restartCount": int(not ready),
+            "state": state,
+        }
         for item in pod["spec"]["containers"]
     ]
     body = {"status": {"phase": "Running", "conditions": conditions, "containerStatuses": containers}}

@@ -11,6 +11,7 @@ from sojourn.operator.kube.access import from_kubeconfig, open_session
 from sojourn.operator.kube.client import Kube
 
 from tests.kubernetes import CLUSTER
+from tests.operator.audit import Audit
 from tests.operator.cluster import NAMESPACES, install_crds, numbers
 from tests.operator.operators import OperatorProcess, account_kubeconfig
 
@@ -59,3 +60,13 @@ async def operator(kubeconfig: Path, namespace: str, tmp_path: Path) -> AsyncIte
     process = OperatorProcess(kubeconfig=account, folder=tmp_path, namespaces=(namespace,))
     yield process
     process.kill()
+
+
+@pytest.fixture
+def audit(request: pytest.FixtureRequest) -> Audit:
+    """The audit log of the API server."""
+    if given := os.environ.get("SOJOURN_TEST_AUDIT_LOG"):
+        return Audit(Path(given))
+    if os.environ.get("SOJOURN_TEST_KUBECONFIG"):
+        pytest.skip("no audit log: set SOJOURN_TEST_AUDIT_LOG beside SOJOURN_TEST_KUBECONFIG")
+    return Audit(request.getfixturevalue("control_plane") / "audit.log")

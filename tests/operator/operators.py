@@ -49,9 +49,7 @@ async def account_kubeconfig(kubeconfig: Path, namespace: str, target: Path, *se
     async with open_session(access) as session:
         kube = Kube(session, access.server)
         account = {"metadata": {"name": ACCOUNT, "namespace": namespace}}
-        await kube.apply(
-            SERVICE_ACCOUNTS, {"apiVersion": "v1", "kind": "ServiceAccount", **account}, manager="test"
-        )
+        await kube.apply(SERVICE_ACCOUNTS, {"apiVersion": "v1", "kind": "ServiceAccount", **account}, manager="test")
         for item in rights(namespace, *sets):
             await kube.apply(ROLES if item["kind"] == "Role" else ROLE_BINDINGS, item, manager="test")
         path = SERVICE_ACCOUNTS.path(namespace, ACCOUNT, "token")
@@ -115,7 +113,8 @@ class OperatorProcess:
         return self
 
     def healthy(self) -> bool:
-        assert self.process and self.process.poll() is None, self.log()
+        assert self.process, "not started"
+        assert self.process.poll() is None, self.log()
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=5) as answer:
                 return bool(answer.status == 200)

@@ -14,31 +14,19 @@ The command lines of both processes. A setting without a value is left out, so t
 - --listen=0.0.0.0:{{ int64 .Values.grpc.port }}
 - --metrics-listen=0.0.0.0:{{ int64 .Values.metrics.port }}
 - --component-map=/run/sojourn/component-map.pb
-- --log-format=json
 - --max-waiting={{ int64 .Values.grpc.maxWaiting }}
-{{- with .Values.grpc.limits }}
-{{- if kindIs "invalid" .maxSteps | not }}
-- --max-steps={{ int64 .maxSteps }}
-{{- end }}
-{{- if kindIs "invalid" .maxPixels | not }}
-- --max-pixels={{ int64 .maxPixels }}
-{{- end }}
-{{- if kindIs "invalid" .maxFrames | not }}
-- --max-frames={{ int64 .maxFrames }}
-{{- end }}
-{{- if kindIs "invalid" .maxCount | not }}
-- --max-count={{ int64 .maxCount }}
-{{- end }}
-{{- with .maxMediaSize }}
-- --max-media-size={{ . }}
-{{- end }}
-{{- end }}
+- --max-message-bytes={{ int64 .Values.grpc.maxMessageBytes }}
+- --stall-seconds={{ int64 .Values.grpc.stallSeconds }}
+- --grace-seconds={{ int64 .Values.terminationGraceSeconds }}
 {{- if .Values.grpc.tls.secretName }}
 - --tls-cert=/etc/sojourn/tls/tls.crt
 - --tls-key=/etc/sojourn/tls/tls.key
 {{- if .Values.grpc.tls.clientCa }}
 - --client-ca=/etc/sojourn/tls/ca.crt
 {{- end }}
+{{- else }}
+# Plain text inside the cluster; who may call is up to the NetworkPolicy.
+- --allow-insecure
 {{- end }}
 {{- if .Values.grpc.token.secretName }}
 - --token-file=/etc/sojourn/token/{{ .Values.grpc.token.key }}
@@ -83,15 +71,13 @@ The command lines of both processes. A setting without a value is left out, so t
 {{- end }}
 {{- end }}
 {{- end }}
-- --grace={{ int64 .Values.terminationGraceSeconds }}
 {{- end -}}
 
 {{- define "service.residencydArgs" -}}
 - serve
-- --component-map=/run/sojourn/component-map.pb
-- --listen=0.0.0.0:{{ int64 .Values.residency.port }}
-- --metrics-listen=0.0.0.0:{{ int64 .Values.residency.metricsPort }}
-- --interval={{ int64 .Values.residency.intervalSeconds }}
-- --deep-scan={{ .Values.residency.deepScan }}
-- --log-format=json
+- --map=/run/sojourn
+- --grpc-address=0.0.0.0:{{ int64 .Values.residency.port }}
+- --metrics-address=0.0.0.0:{{ int64 .Values.residency.metricsPort }}
+- --floor-seconds={{ int64 .Values.residency.intervalSeconds }}
+- --deep-share={{ divf (int64 .Values.residency.deepScanMillicores) 1000 | printf "%.3f" }}
 {{- end -}}

@@ -7,6 +7,7 @@ from typing import Any
 
 from sojourn.operator.defaults import Defaults
 from sojourn.operator.resources import API_VERSION, AdaLNCacheSpec, DiffusionServiceSpec, LayerwiseOffloadSpec
+from sojourn.operator.resources.base import quantity_value
 from sojourn.operator.resources.diffusion_service import Autoscaling, ModelSource, Resources
 
 Values = dict[str, Any]
@@ -164,17 +165,12 @@ def _scheduling(spec: DiffusionServiceSpec) -> Values:
 
 
 def _grpc(spec: DiffusionServiceSpec) -> Values:
-    grpc, limits = spec.grpc, spec.grpc.limits
+    grpc = spec.grpc
     return {
         "port": grpc.port,
         "maxWaiting": grpc.max_waiting,
-        "limits": {
-            "maxSteps": limits.max_steps,
-            "maxPixels": limits.max_pixels,
-            "maxFrames": limits.max_frames,
-            "maxCount": limits.max_count,
-            "maxMediaSize": limits.max_media_size or "",
-        },
+        "maxMessageBytes": int(quantity_value(grpc.max_message_size)),
+        "stallSeconds": grpc.stall_seconds,
         "tls": {"secretName": grpc.tls.secret_name, "clientCa": grpc.tls.client_ca == "Required"}
         if grpc.tls
         else {"secretName": "", "clientCa": False},
@@ -189,7 +185,7 @@ def _residency(spec: DiffusionServiceSpec) -> Values:
     resources = {"requests": dict(residency.resources.requests), "limits": dict(residency.resources.limits)}
     return {
         "intervalSeconds": residency.interval_seconds,
-        "deepScan": _SWITCH[residency.deep_scan],
+        "deepScanMillicores": residency.deep_scan_millicores,
         "resources": resources,
     }
 

@@ -16,7 +16,8 @@ from sojourn.operator.resources.status import AdaLNStatus, ComponentResidency, R
 TIMEOUT_SECONDS = 3.0
 # More pods than this are summed up from the first ones: status is a summary, the metrics are the whole.
 MAX_PODS = 32
-INFERENCE_PORT, RESIDENCYD_PORT = 9090, 9091
+# As the chart of a service sets them.
+INFERENCE_PORT, RESIDENCYD_PORT = 9464, 9465
 
 _MAPPED = "sojourn_residency_mapped_bytes"
 _RESIDENT = "sojourn_residency_resident_bytes"

@@ -144,18 +144,18 @@ class Reconciler:
     # ---- services -------------------------------------------------------------------------------------------------
 
     async def _service(self, key: Key, item: Object) -> float | None:
-        await self._ensure_finalizer(key)
-        findings, target = self._resolve(key, self.cache.resources[key])
-        handled = self._asked(key)
+        item = await self._ensure_finalizer(key, item)
+        # From here on `item` is what this pass speaks of. The cache may move on to a newer spec meanwhile; what is
+        # found out about this one must not be said of that one.
+        findings, target = self._resolve(key, item)
+        handled = _asked(item)
         outcome = Outcome()
         if target and not findings.block:
-            findings, outcome = await self._follow(key, findings, target, forced=handled is not None)
+            findings, outcome = await self._follow(key, item, findings, target, forced=handled is not None)
         else:
-            findings = self._stay(key, findings)
+            findings = self._stay(key, item, findings)
         findings = await self._inspect(key, replace(findings, handled=handled))
-        await self._write_status(
-            key, service_status(self._before(key), self.cache.resources[key], findings, now=self._stamp())
-        )
+        await self._write_status(key, service_status(self._before(key), item, findings, now=self._stamp()))
         return self._next_look(findings, outcome)
 
     def _resolve(self, key: Key, item: Object) -> tuple[Findings, Target | None]:
@@ -188,9 +188,11 @@ class Reconciler:
             LayerwiseOffloadSpec.model_validate(found.get(LAYERWISE_OFFLOADS.kind, {})),
         ), missing
 
-    async def _follow(self, key: Key, findings: Findings, target: Target, *, forced: bool) -> tuple[Findings, Outcome]:
+    async def _follow(
+        self, key: Key, item: Object, findings: Findings, target: Target, *, forced: bool
+    ) -> tuple[Findings, Outcome]:
         """Has the release follow the target, unless that is suspended or was refused before."""
-        if self.cache.resources[key]["spec"].get("suspend"):
+        if item["spec"].get("suspend"):
             in_place = await self.releases.in_place(target)
             verdict = Verdict(RELEASED, "True" if in_place else "False", "Suspended", "suspend is true")
             suspended = (
@@ -203,15 +205,15 @@ class Reconciler:
         if refusal and refusal.inputs == target.inputs and self.now() < refusal.until and not forced:
             return replace(findings, block=refusal.block), Outcome()
         try:
-            return await self._settle(key, findings, target, forced=forced)
+            return await self._settle(key, item, findings, target, forced=forced)
         except Permanent as error:
             return self._refused(key, findings, target, error), Outcome()
 
-    async def _settle(self, key: Key, findings: Findings, target: Target, *, forced: bool) -> tuple[Findings, Outcome]:
+    async def _settle(
+        self, key: Key, item: Object, findings: Findings, target: Target, *, forced: bool
+    ) -> tuple[Findings, Outcome]:
         async def before_apply() -> None:
-            status = starting_status(
-                self._before(key), self.cache.resources[key], "applying the release", now=self._stamp()
-            )
+            status = starting_status(self._before(key), item, "applying the release", now=self._stamp())
             await self._write_status(key, status)
 
         known = find(self._before(key).conditions, RELEASED) is not None
@@ -258,10 +260,10 @@ class Reconciler:
         self._refusals[key] = _Refusal(target.inputs, block, self.now() + pause, pause)
         return replace(findings, block=block, released=Verdict(RELEASED, "False", error.reason, str(error)))
 
-    def _stay(self, key: Key, findings: Findings) -> Findings:
+    def _stay(self, key: Key, item: Object, findings: Findings) -> Findings:
         """Nothing can be applied; pods of this very generation may serve all the same."""
         before = find(self._before(key).conditions, RELEASED)
-        generation = self.cache.resources[key]["metadata"]["generation"]
+        generation = item["metadata"]["generation"]
         in_place = before is not None and before.status == "True" and before.observed_generation == generation
         return replace(findings, in_place=in_place)
 
@@ -331,23 +333,23 @@ class Reconciler:
 
     # ---- writing --------------------------------------------------------------------------------------------------
 
-    async def _ensure_finalizer(self, key: Key) -> None:
-        item = self.cache.resources[key]
+    async def _ensure_finalizer(self, key: Key, item: Object) -> Object:
         finalizers = item["metadata"].get("finalizers")
         if FINALIZER in (finalizers or []):
-            return
+            return item
         operation = (
             {"op": "add", "path": "/metadata/finalizers/-", "value": FINALIZER}
             if finalizers
             else {"op": "add", "path": "/metadata/finalizers", "value": [FINALIZER]}
         )
-        await self._patch(key, item, [operation])
+        return await self._patch(key, item, [operation])
 
-    async def _patch(self, key: Key, item: Object, operations: list[Object]) -> None:
+    async def _patch(self, key: Key, item: Object, operations: list[Object]) -> Object:
         """A JSON patch that holds for this very version of the object only."""
         test = {"op": "test", "path": "/metadata/resourceVersion", "value": item["metadata"]["resourceVersion"]}
         answer = await self.kube.json_patch(_BY_KIND[key.kind], key.namespace, key.name, [test, *operations])
         self.cache.put(key, answer)
+        return answer
 
     async def _write_status(self, key: Key, status: Object) -> None:
         """Writes what differs; figures alone only as often as they are looked at."""
@@ -444,11 +446,6 @@ class Reconciler:
         chart = before.chart if before is not None and known else self.chart
         return ReleaseStatus(name=target.release, revision=record.revision, digest=record.digest, chart=chart)
 
-    def _asked(self, key: Key) -> str | None:
-        """The value of the annotation that asks for a pass, where it was not obeyed yet."""
-        value = (self.cache.resources[key]["metadata"].get("annotations") or {}).get(RECONCILE_AT)
-        return value if value and value != self._before(key).last_handled_reconcile_at else None
-
     def _before(self, key: Key) -> DiffusionServiceStatus:
         return _status_of(self.cache.resources[key])
 
@@ -459,6 +456,12 @@ class Reconciler:
         for known in (self._refusals, self._figures_written, self._failed_deletes):
             known.pop(key, None)
         self.suspects.discard(key)
+
+
+def _asked(item: Object) -> str | None:
+    """The value of the annotation that asks for a pass, where it was not obeyed yet."""
+    value = (item["metadata"].get("annotations") or {}).get(RECONCILE_AT)
+    return value if value and value != _status_of(item).last_handled_reconcile_at else None
 
 
 def _status_of(item: Object) -> DiffusionServiceStatus:

@@ -182,16 +182,6 @@ class Token(Model):
     )
 
 
-class Limits(Model):
-    """Bounds on one request, on top of the model's own."""
-
-    max_steps: Annotated[int, Field(ge=1, le=100000)] | None = Field(default=None, description="Points of a schedule.")
-    max_pixels: Annotated[int, Field(ge=1, le=2**40)] | None = Field(default=None, description="Width times height.")
-    max_frames: Annotated[int, Field(ge=1, le=1000000)] | None = Field(default=None, description="Frames of a clip.")
-    max_count: Annotated[int, Field(ge=1, le=1024)] | None = Field(default=None, description="Clips of a request.")
-    max_media_size: Quantity | None = Field(default=None, description="Size of one keyframe or reference.")
-
-
 class Grpc(Model):
     """The port that clients call."""
 
@@ -199,7 +189,10 @@ class Grpc(Model):
     max_waiting: Annotated[int, Field(ge=0, le=100000)] = Field(
         default=16, description="Requests that may wait; one more is refused with RESOURCE_EXHAUSTED."
     )
-    limits: Limits = section(Limits, "Bounds on one request.")
+    max_message_size: Quantity = Field(
+        default="256Mi", description="Largest request that is taken, keyframes and references included."
+    )
+    stall_seconds: Seconds = Field(default=60, description="A reader that takes nothing for so long loses its call.")
     tls: TLS | None = Field(default=None, description="Left out: plain text inside the cluster.")
     token: Token | None = Field(default=None, description="Left out: no token is asked for.")
 
@@ -207,9 +200,11 @@ class Grpc(Model):
 class Residency(Model):
     """The sidecar that measures where the weights are."""
 
-    interval_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(default=10, description="Between two scans.")
-    deep_scan: Literal["Auto", "Disabled"] = Field(
-        default="Auto", description="Auto: page tables of weight ranges are read, rate-limited by size."
+    interval_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(
+        default=10, description="Least time between two looks."
+    )
+    deep_scan_millicores: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=1, description="CPU that counting pages in the page tables may take, in thousandths of a core."
     )
     resources: Resources = section(Resources, "Requests and limits of the sidecar; its gpu field has no effect.")
 
