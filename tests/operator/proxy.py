@@ -1,9 +1,10 @@
 """A proxy before the API server that kills its clients at a chosen writing request, or answers a watch with 410.
 
-Clients talk plain HTTP to it and prove themselves with their own token; it passes everything on.
+Clients talk plain HTTP to it; it passes everything on. helm sends no token over plain HTTP, so the proxy adds it.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -48,6 +49,7 @@ class Trap:
 class Proxy:
     """The proxy while it runs."""
 
+    token: str = ""
     port: int = 0
     trap: Trap | None = None
     # Plural of a resource whose watches are cut and then answered with 410 Gone.
@@ -61,9 +63,9 @@ class Proxy:
 
 
 @asynccontextmanager
-async def proxy(access: Access) -> AsyncIterator[Proxy]:
-    """A proxy before the API server."""
-    state = Proxy()
+async def proxy(access: Access, token: str) -> AsyncIterator[Proxy]:
+    """A proxy before the API server for the bearer of a token."""
+    state = Proxy(token)
     connector = aiohttp.TCPConnector(limit=0, ssl=_tls(access))
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as upstream:
@@ -96,6 +98,7 @@ async def _handle(
         _spring(trap)
         raise web.HTTPServiceUnavailable
     headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP}
+    headers.setdefault("Authorization", f"Bearer {state.token}")
     body = await request.read()
     async with upstream.request(
         request.method, server + str(request.rel_url), data=body or None, headers=headers
@@ -134,5 +137,6 @@ def kill_children(pid: int, name: str) -> None:
     """SIGKILL to the children of a process that run a program."""
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in children.read_text().split():
-            if Path(f"/proc/{child}/comm").read_text().strip() == name:
-                os.kill(int(child), signal.SIGKILL)
+            with contextlib.suppress(OSError):  # gone in between
+                if Path(f"/proc/{child}/comm").read_text().strip() == name:
+                    os.kill(int(child), signal.SIGKILL)

@@ -62,10 +62,10 @@ class Stage:
 @pytest.fixture
 async def stage(kube: Kube, kubeconfig: Path, namespace: str, operator: OperatorProcess) -> AsyncIterator[Stage]:
     access = from_kubeconfig(kubeconfig)
-    async with proxy(access) as running:
-        own = from_kubeconfig(operator.kubeconfig)
+    token = from_kubeconfig(operator.kubeconfig).token or ""
+    async with proxy(access, token) as running:
         path = operator.folder / "proxied"
-        operator.kubeconfig = write_kubeconfig(path, running.server, None, own.token or "")
+        operator.kubeconfig = write_kubeconfig(path, running.server, None, token)
         await kube.create(ADALN_CACHES, custom("AdaLNCache", namespace, "small", hostTierSize="1Gi"))
         yield Stage(kube, namespace, operator, running)
         operator.kill()

@@ -5,6 +5,7 @@ from typing import Any
 from sojourn.operator.desired import Policies
 from sojourn.operator.observe import PodView, parse, rounded, summarise
 from sojourn.operator.plan import host_plan, human
+from sojourn.operator.reporting import _page_out
 from sojourn.operator.resources import AdaLNCacheSpec, DiffusionServiceSpec, LayerwiseOffloadSpec
 
 INFERENCE = """
@@ -84,3 +85,13 @@ def test_what_does_not_fit_says_needed_against_available() -> None:
 def test_the_default_host_tier_is_left_to_the_engine_and_no_limit_fits_all() -> None:
     assert plan(LIMIT).fits
     assert plan({}, {"hostTierSize": "800Gi"}).fits
+
+
+def test_page_out_without_effect_is_said_with_what_to_do() -> None:
+    stuck = RESIDENCYD + 'sojourn_headroom_stuck_bytes{component="vae",reason="not_owner"} 1048576.0\n'
+    view = summarise([PodView(parse(INFERENCE), parse(stuck))])
+    assert view.not_owned == 1048576
+    said = _page_out(view.not_owned)
+    assert (said.status, said.reason) == ("False", "NotOwner")
+    assert "modelCache" in said.message
+    assert _page_out(0).status == "True"

@@ -121,7 +121,7 @@ async def test_from_a_service_to_ready_and_from_an_edit_to_ready_again(
     events = {
         item["reason"]
         for item in await kube.list(EVENTS, namespace)
-        if item["source"]["component"] == "sojourn-operator"
+        if item["source"].get("component") == "sojourn-operator"
     }
     assert "Serving" in events
 

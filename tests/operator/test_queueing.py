@@ -104,3 +104,11 @@ async def test_the_oldest_due_key_is_told() -> None:
     clock.now += 7
     queue.add("b")
     assert queue.oldest_due() == 100.0
+
+
+async def test_a_resync_shortens_no_pause() -> None:
+    queue: KeyedQueue[str] = KeyedQueue(clock=Clock())
+    queue.failed("a")
+    queue.remind("a")
+    queue.remind("b")
+    assert [await ready(queue), await ready(queue)] == ["b", None]

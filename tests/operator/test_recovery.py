@@ -1,10 +1,22 @@
 """What is done next about a release, for every state that helm leaves behind."""
 
+import dataclasses
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from sojourn.operator.records import Record, deployed, newest
-from sojourn.operator.recovery import Apply, DeleteRecords, Rollback, Settled, Step, Sweep, Uninstall, Wait, next_step
+from sojourn.operator.recovery import (
+    Apply,
+    DeleteRecords,
+    Rollback,
+    Settled,
+    Step,
+    Sweep,
+    Uninstall,
+    Wait,
+    Wanted,
+    next_step,
+)
 
 NOW = datetime(2026, 9, 1, 12, tzinfo=UTC)
 
@@ -23,7 +35,7 @@ def record(revision: int, status: str, *, age: float = 1000, digest: str = "old"
 
 
 def step(*records: Record, known_before: bool = True) -> Step:
-    return next_step(records, "wanted", known_before=known_before, now=NOW, lock_seconds=60)
+    return next_step(records, Wanted("inputs", "wanted"), known_before=known_before, now=NOW, lock_seconds=60)
 
 
 @pytest.mark.parametrize("status", ["pending-install", "pending-upgrade", "pending-rollback"])
@@ -33,7 +45,11 @@ def test_a_young_lock_is_waited_for(status: str) -> None:
 
 CASES: list[tuple[str, tuple[Record, ...], Step]] = [
     ("nothing there, nothing stray possible", (), Apply(sweep=True)),
-    ("as wanted", (record(1, "superseded"), record(2, "deployed", digest="wanted")), Settled()),
+    (
+        "as wanted",
+        (record(1, "superseded"), record(2, "deployed", digest="wanted")),
+        Settled(record(2, "deployed", digest="wanted")),
+    ),
     ("deployed, but something else", (record(1, "deployed"),), Apply(sweep=False)),
     (
         "deployed as wanted, the sweep after it was cut off",
@@ -67,6 +83,14 @@ CASES: list[tuple[str, tuple[Record, ...], Step]] = [
 @pytest.mark.parametrize(("records", "wanted"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_every_state_has_its_next_step(records: tuple[Record, ...], wanted: Step) -> None:
     assert step(*records) == wanted
+
+
+def test_equal_inputs_are_equal_whatever_the_digest() -> None:
+    same = dataclasses.replace(record(1, "deployed", digest=""), inputs="inputs")
+    assert step(same) == Settled(same)
+    assert next_step((record(1, "deployed", digest=""),), Wanted("a"), known_before=True, now=NOW, lock_seconds=60) == (
+        Apply(sweep=False)
+    )
 
 
 def test_a_first_install_sweeps_nothing() -> None:

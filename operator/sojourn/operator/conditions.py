@@ -19,6 +19,7 @@ STALLED = "Stalled"
 RELEASED = "Released"
 PLAN_FITS = "PlanFits"
 RESIDENCY_VISIBLE = "ResidencyVisible"
+PAGE_OUT_EFFECTIVE = "PageOutEffective"
 POLICY_RESOLVED = "PolicyResolved"
 IN_USE = "InUse"
 

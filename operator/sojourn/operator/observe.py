@@ -52,6 +52,7 @@ class View:
     Attributes:
         visible: whether every sidecar answered and sees its process.
         reason: why not.
+        not_owned: bytes that are cold but stay, since the checkpoint's files belong to another user; None: unknown.
     """
 
     visible: bool
@@ -61,6 +62,7 @@ class View:
     family: str = ""
     residency: ResidencyStatus | None = None
     adaln: AdaLNStatus | None = None
+    not_owned: float | None = None
 
 
 def summarise(pods: Sequence[PodView]) -> View:
@@ -77,6 +79,7 @@ def summarise(pods: Sequence[PodView]) -> View:
         family=info.get("family", ""),
         residency=_residency(sidecars) if sidecars else None,
         adaln=_adaln(inference) if inference else None,
+        not_owned=_not_owned(sidecars) if visible else None,
     )
 
 
@@ -142,6 +145,11 @@ def _adaln(scrapes: Sequence[Scrape]) -> AdaLNStatus:
         builds=int(builds),
         saved=human(rounded(max(0.0, unloaded - allocated))),
     )
+
+
+def _not_owned(sidecars: Sequence[Scrape]) -> float:
+    stuck = (found for scrape in sidecars for found in scrape.of("sojourn_headroom_stuck_bytes"))
+    return sum(value for labels, value in stuck if labels.get("reason") == "not_owner")
 
 
 def _sum(scrapes: Sequence[Scrape], name: str) -> float:

@@ -165,7 +165,7 @@ class Operator:
         for key in list(self.cache.resources):
             if suspect and key.kind == DIFFUSION_SERVICES.kind:
                 self.reconciler.suspects.add(key)
-            self.queue.add(key)
+            self.queue.remind(key)
         self.telemetry.last_event.set_to_current_time()
         self.heartbeat.beat()
 

@@ -52,6 +52,11 @@ class KeyedQueue(Generic[Key]):
         heapq.heappush(self._heap, (due, next(self._numbers), key))
         self._moved.set()
 
+    def remind(self, key: Key) -> None:
+        """Asks for a pass unless one is planned already: what failed keeps its pause."""
+        if key not in self._due:
+            self.add(key)
+
     async def take(self) -> Key:
         """The next key that is due and that nobody holds. Give it back with `done`."""
         while True:

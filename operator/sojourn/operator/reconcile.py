@@ -47,7 +47,7 @@ from sojourn.operator.reporting import (
     unresolved,
 )
 from sojourn.operator.resources import AdaLNCacheSpec, DiffusionServiceSpec, LayerwiseOffloadSpec
-from sojourn.operator.resources.status import DiffusionServiceStatus, PolicyStatus, ReleaseStatus
+from sojourn.operator.resources.status import Condition, DiffusionServiceStatus, PolicyStatus, ReleaseStatus
 from sojourn.operator.telemetry import Telemetry
 from sojourn.operator.workload import judge
 
@@ -368,17 +368,10 @@ class Reconciler:
             await self._tell_transitions(key, before, status)
 
     async def _tell_transitions(self, key: Key, before: Object, after: Object) -> None:
-        for condition in transitions(ready_conditions(before), ready_conditions(after)):
-            if condition.type not in _TOLD or condition.status == "Unknown":
-                continue
-            good = (condition.status == "True") != (condition.type == STALLED)
-            if good or condition.type != READY:
-                await self._event(
-                    key,
-                    "Normal" if good else "Warning",
-                    condition.reason,
-                    f"{condition.type} {condition.status}: {condition.message}",
-                )
+        earlier, later = ready_conditions(before), ready_conditions(after)
+        for turned in transitions(earlier, later):
+            if turned.type in _TOLD and (type_ := _worth_telling(find(earlier, turned.type), turned)):
+                await self._event(key, type_, turned.reason, f"{turned.type} {turned.status}: {turned.message}")
 
     async def _tell_outcome(self, key: Key, outcome: Outcome) -> None:
         if outcome.recovered:
@@ -462,6 +455,17 @@ def _asked(item: Object) -> str | None:
     """The value of the annotation that asks for a pass, where it was not obeyed yet."""
     value = (item["metadata"].get("annotations") or {}).get(RECONCILE_AT)
     return value if value and value != _status_of(item).last_handled_reconcile_at else None
+
+
+def _worth_telling(before: Condition | None, after: Condition) -> str | None:
+    """The type of event for a condition that turned; None where it is no news."""
+    bad = after.status == ("True" if after.type == STALLED else "False")
+    if after.type == READY:
+        return "Normal" if after.status == "True" else None
+    if bad:
+        return "Warning"
+    recovered = before is not None and before.status == "False" and after.status == "True"
+    return "Normal" if recovered else None
 
 
 def _status_of(item: Object) -> DiffusionServiceStatus:

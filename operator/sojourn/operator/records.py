@@ -103,10 +103,10 @@ class RecordBook:
         body = await self.kube.get(self.resource, record.namespace, record.name)
         return stored_manifest(body)
 
-    async def mark_swept(self, record: Record) -> None:
-        """Notes in a record that nothing stray is left of its release."""
-        labels = {"metadata": {"labels": {SWEEP_LABEL: "done"}}}
-        await self.kube.merge(self.resource, record.namespace, record.name, labels)
+    async def label(self, record: Record, labels: dict[str, str]) -> None:
+        """Sets labels of a record."""
+        body = {"metadata": {"labels": labels}}
+        await self.kube.merge(self.resource, record.namespace, record.name, body)
         self.forget(record.namespace, record.release)
 
     async def delete(self, records: Iterable[Record]) -> None:
@@ -129,7 +129,8 @@ def parse(item: Object) -> Record | None:
             revision=int(labels["version"]),
             status=labels["status"],
             created=datetime.fromisoformat(metadata["creationTimestamp"]),
-            digest=labels.get(DIGEST_LABEL, ""),
+            # helm takes a label away on an upgrade that sets it to null, but writes the word on an install.
+            digest=labels.get(DIGEST_LABEL, "").removeprefix("null"),
             inputs=labels.get(INPUTS_LABEL, ""),
             sweep=labels.get(SWEEP_LABEL, ""),
         )

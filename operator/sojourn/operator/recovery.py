@@ -12,8 +12,27 @@ from sojourn.operator.records import Record, Records, newest
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """The manifest that should be deployed.
+
+    Attributes:
+        inputs: hash of chart and values.
+        digest: hash of the manifest; None where it was not rendered, since nothing is there to compare it with.
+    """
+
+    inputs: str
+    digest: str | None = None
+
+    def is_in(self, record: Record) -> bool:
+        """Whether a record holds it."""
+        return record.inputs == self.inputs or (self.digest is not None and record.digest == self.digest)
+
+
+@dataclass(frozen=True)
 class Settled:
     """The wanted manifest is deployed."""
+
+    record: Record
 
 
 @dataclass(frozen=True)
@@ -59,12 +78,12 @@ class Uninstall:
 Step = Settled | Sweep | Apply | Wait | Rollback | DeleteRecords | Uninstall
 
 
-def next_step(records: Records, wanted: str, *, known_before: bool, now: datetime, lock_seconds: float) -> Step:
-    """The next step towards a deployed release with the digest `wanted`.
+def next_step(records: Records, wanted: Wanted, *, known_before: bool, now: datetime, lock_seconds: float) -> Step:
+    """The next step towards the wanted manifest.
 
     Args:
         records: all records of the release.
-        wanted: digest of the wanted manifest.
+        wanted: what should be deployed.
         known_before: whether the release is known to have existed: its objects may outlive lost records.
         now: the present.
         lock_seconds: helm's own timeout.
@@ -81,10 +100,10 @@ def next_step(records: Records, wanted: str, *, known_before: bool, now: datetim
     return Apply(sweep=True)
 
 
-def _from_deployed(last: Record, wanted: str) -> Step:
-    if last.digest != wanted:
+def _from_deployed(last: Record, wanted: Wanted) -> Step:
+    if not wanted.is_in(last):
         return Apply(sweep=last.sweep == "pending")
-    return Sweep(last) if last.sweep == "pending" else Settled()
+    return Sweep(last) if last.sweep == "pending" else Settled(last)
 
 
 def _unlock(last: Record, records: Records, now: datetime, lock_seconds: float) -> Step:

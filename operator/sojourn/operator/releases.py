@@ -6,7 +6,7 @@ memory. Calls for one release must not overlap; the queue sees to that.
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from sojourn.operator.desired import Values
@@ -24,7 +24,18 @@ from sojourn.operator.naming import (
     release_name,
 )
 from sojourn.operator.records import Record, RecordBook, UnreadableRecord, deployed
-from sojourn.operator.recovery import Apply, DeleteRecords, Rollback, Settled, Step, Sweep, Uninstall, Wait, next_step
+from sojourn.operator.recovery import (
+    Apply,
+    DeleteRecords,
+    Rollback,
+    Settled,
+    Step,
+    Sweep,
+    Uninstall,
+    Wait,
+    Wanted,
+    next_step,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +129,7 @@ class Releases:
             Permanent: helm or the API server refuses the manifest.
             Transient: it may work later.
         """
-        wanted = await self._digest(target)
+        wanted = await self._wanted(target)
         progress = _Progress()
         for _ in range(MAX_STEPS):
             records = await self._book.of(target.namespace, target.release)
@@ -130,7 +141,7 @@ class Releases:
                 lock_seconds=self._helm.settings.timeout_seconds,
             )
             if isinstance(step, Settled):
-                return self._outcome(progress, record=deployed(records))
+                return self._outcome(progress, record=await self._with_digest(step.record))
             if isinstance(step, Wait):
                 return self._outcome(progress, wait_seconds=step.seconds)
             await before_apply()
@@ -184,7 +195,7 @@ class Releases:
         await sweep(self._kube, CHART_KINDS, "", release=release, namespace=namespace, owner=uid)
         await self._delete_records(namespace, release)
 
-    async def _take(self, step: Step, target: Target, wanted: str, progress: _Progress) -> None:
+    async def _take(self, step: Step, target: Target, wanted: Wanted, progress: _Progress) -> None:
         namespace, release = target.namespace, target.release
         try:
             match step:
@@ -207,7 +218,7 @@ class Releases:
         finally:
             self._book.forget(namespace, release)
 
-    async def _start_over(self, error: OperatorError, target: Target, wanted: str, progress: _Progress) -> None:
+    async def _start_over(self, error: OperatorError, target: Target, wanted: Wanted, progress: _Progress) -> None:
         """A record that helm cannot build on blocks every later call; without records helm adopts the objects.
 
         Raises:
@@ -223,12 +234,13 @@ class Releases:
             raise refused from again
         progress.applied = True
 
-    async def _apply(self, target: Target, wanted: str, sweep_after: bool) -> None:
+    async def _apply(self, target: Target, wanted: Wanted, sweep_after: bool) -> None:
         if target.values.get("autoscaling", {}).get("enabled"):
             await self._hand_over_replicas(target)
         labels = {
-            DIGEST_LABEL: wanted,
-            INPUTS_LABEL: target.inputs,
+            # null removes what the revision before carried.
+            DIGEST_LABEL: wanted.digest or "null",
+            INPUTS_LABEL: wanted.inputs,
             SWEEP_LABEL: "pending" if sweep_after else "done",
         }
         await self._helm.upgrade(target.release, target.namespace, target.values, labels)
@@ -262,23 +274,32 @@ class Releases:
             namespace=target.namespace,
             owner=target.uid,
         )
-        await self._book.mark_swept(record)
+        await self._book.label(record, {SWEEP_LABEL: "done"})
         return swept
 
     async def _delete_records(self, namespace: str, release: str) -> None:
         self._book.forget(namespace, release)
         await self._book.delete(await self._book.of(namespace, release))
 
-    async def _digest(self, target: Target) -> str:
+    async def _wanted(self, target: Target) -> Wanted:
+        """What should be deployed; rendered only where something else is deployed that it may be equal to."""
         key = (target.namespace, target.release)
-        for record in await self._book.of(*key):
-            if record.inputs == target.inputs and record.digest:
-                self._rendered.pop(key, None)
-                return record.digest
+        records = await self._book.of(*key)
+        if not records or any(record.inputs == target.inputs for record in records):
+            self._rendered.pop(key, None)
+            return Wanted(target.inputs)
         if self._rendered.get(key, ("", ""))[0] != target.inputs:
             manifest = await self._helm.template(target.release, target.namespace, target.values)
             self._rendered[key] = (target.inputs, digest(manifest))
-        return self._rendered[key][1]
+        return Wanted(target.inputs, self._rendered[key][1])
+
+    async def _with_digest(self, record: Record) -> Record:
+        """The record, with the digest of its manifest noted where a first install left it out."""
+        if record.digest:
+            return record
+        found = digest(await self._book.manifest(record))
+        await self._book.label(record, {DIGEST_LABEL: found})
+        return replace(record, digest=found)
 
     @staticmethod
     def _outcome(progress: _Progress, *, record: Record | None = None, wait_seconds: float | None = None) -> Outcome:

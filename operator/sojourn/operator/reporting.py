@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sojourn.operator.conditions import (
+    PAGE_OUT_EFFECTIVE,
     PLAN_FITS,
     POLICY_RESOLVED,
     READY,
@@ -19,8 +20,8 @@ from sojourn.operator.conditions import (
 )
 from sojourn.operator.kube.client import Object
 from sojourn.operator.naming import INSTANCE_LABEL, release_name
-from sojourn.operator.observe import View
-from sojourn.operator.plan import HostPlan
+from sojourn.operator.observe import View, rounded
+from sojourn.operator.plan import HostPlan, human
 from sojourn.operator.resources import DiffusionServiceSpec
 from sojourn.operator.resources.status import (
     DiffusionServiceStatus,
@@ -163,7 +164,22 @@ def _verdicts(findings: Findings) -> list[Verdict]:
         )
     if view:
         verdicts.append(Verdict(RESIDENCY_VISIBLE, "True" if view.visible else "False", view.reason, view.message))
+    if view and view.not_owned is not None:
+        verdicts.append(_page_out(view.not_owned))
     return [*verdicts, *_summary(findings)]
+
+
+def _page_out(not_owned: float) -> Verdict:
+    """Whether the kernel takes back what it is offered. It does not for files of another user, without an error."""
+    if not not_owned:
+        return Verdict(PAGE_OUT_EFFECTIVE, "True", "Owned", "the checkpoint's files belong to the pods' user")
+    return Verdict(
+        PAGE_OUT_EFFECTIVE,
+        "False",
+        "NotOwner",
+        f"{human(rounded(not_owned))} of cold weights stay in memory, since the checkpoint's files do not belong to "
+        "user 10001: change their owner, or set sharedHostMemory.modelCache",
+    )
 
 
 def _summary(findings: Findings) -> list[Verdict]:

@@ -88,7 +88,8 @@ class DiffusionServiceStatus(Model):
     observed_generation: int = Field(default=0, description="Generation of the spec that was last reconciled.")
     conditions: tuple[Condition, ...] = Field(
         default=(),
-        description="Ready, Reconciling, Stalled, Released, PlanFits, ResidencyVisible, PolicyResolved.",
+        description="Ready, Reconciling, Stalled, Released, PlanFits, ResidencyVisible, PageOutEffective, "
+        "PolicyResolved.",
         json_schema_extra=_CONDITIONS,
     )
     replicas: int = Field(default=0, description="Pods that exist.")
