@@ -72,7 +72,6 @@ ALTERED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model": {"image": {"reference": "a"}}},
         {"model": {"image": {"reference": "a", "subPath": "x"}}},
     ),
-    "service.workflows": ({}, {"workflows": ["T2VA", "FL2VA"]}),
     "service.device": ({}, {"device": "CPU"}),
     "service.replicas": ({}, {"replicas": 2}),
     "service.autoscaling.minReplicas": (
@@ -143,13 +142,12 @@ ALTERED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "service.podLabels": ({}, {"podLabels": {"team": "a"}}),
     "service.podAnnotations": ({}, {"podAnnotations": {"note": "a"}}),
     "adaln.mode": ({}, {"mode": "Enabled"}),
-    "adaln.plans": ({}, {"plans": 64}),
+    "adaln.plans": ({}, {"plans": 65}),
     "adaln.width": ({}, {"width": 2}),
     "adaln.hostTierSize": ({}, {"hostTierSize": "0"}),
     "adaln.planStore.hostPath": ({}, {"planStore": {"hostPath": "/plans"}}),
     "adaln.planStore.size": ({"planStore": {"hostPath": "/p"}}, {"planStore": {"hostPath": "/p", "size": "1Gi"}}),
     "adaln.precision": ({}, {"precision": "Fp32"}),
-    "adaln.family": ({}, {"family": "minimax-h3"}),
     "offload.mode": ({}, {"mode": "Layerwise"}),
     "offload.residentLayers": ({}, {"residentLayers": 0}),
     "offload.prefetchLayers": ({}, {"prefetchLayers": 0}),
@@ -199,7 +197,6 @@ def test_every_field_reaches_the_manifest(render_text: Callable[..., str], field
 
 EVERYTHING: dict[str, Any] = {
     "model": {"persistentVolumeClaim": {"claimName": "weights", "subPath": "h3"}, "name": "h3"},
-    "workflows": ["T2VA", "REF2VA"],
     "device": "CUDA",
     "autoscaling": {"minReplicas": 2, "maxReplicas": 4, "targetWaitingRequests": 3},
     "resources": {"requests": {"cpu": 2}, "limits": {"memory": 2147483648}, "gpu": {"count": 2}},
@@ -226,7 +223,7 @@ CASES: dict[str, Values] = {
     "plain": values({}),
     "everything": values(
         EVERYTHING,
-        {"mode": "Enabled", "planStore": {"hostPath": "/var/lib/sojourn/plans"}, "family": "minimax-h3"},
+        {"mode": "Enabled", "planStore": {"hostPath": "/var/lib/sojourn/plans"}},
         {
             "mode": "Layerwise",
             "residentLayers": 0,
@@ -271,7 +268,6 @@ def test_big_numbers_given_by_hand_stay_whole(render_text: Callable[..., str]) -
         {"unknown": 1},
         {"grpc": {"port": 80}},
         {"images": {"inference": "a"}},
-        {"workflows": []},
         {"adaln": {"mode": "sometimes"}},
         {"model": {"source": "ftp"}},
     ],
@@ -361,6 +357,6 @@ def test_an_empty_list_of_peers_lets_nobody_in(render: Render) -> None:
 
 
 def test_values_are_equal_however_the_spec_was_ordered() -> None:
-    one = {"podLabels": {"a": "1", "b": "2"}, "workflows": ["T2VA", "FL2VA"], "images": {"pullSecrets": ["x", "a"]}}
-    other = {"workflows": ["FL2VA", "T2VA"], "images": {"pullSecrets": ["a", "x"]}, "podLabels": {"b": "2", "a": "1"}}
+    one = {"podLabels": {"a": "1", "b": "2"}, "images": {"pullSecrets": ["x", "a"]}}
+    other = {"images": {"pullSecrets": ["a", "x"]}, "podLabels": {"b": "2", "a": "1"}}
     assert canonical(values(one)) == canonical(values(other))

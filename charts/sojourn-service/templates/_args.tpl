@@ -7,13 +7,9 @@ The command lines of both processes. A setting without a value is left out, so t
 {{- with .Values.model.name }}
 - {{ printf "--model-name=%s" . | toJson }}
 {{- end }}
-{{- range .Values.workflows }}
-- --workflow={{ . }}
-{{- end }}
 - --device={{ .Values.device }}
 - --listen=0.0.0.0:{{ int64 .Values.grpc.port }}
 - --metrics-listen=0.0.0.0:{{ int64 .Values.metrics.port }}
-- --component-map=/run/sojourn/component-map.pb
 - --max-waiting={{ int64 .Values.grpc.maxWaiting }}
 - --max-message-bytes={{ int64 .Values.grpc.maxMessageBytes }}
 - --stall-seconds={{ int64 .Values.grpc.stallSeconds }}
@@ -33,33 +29,37 @@ The command lines of both processes. A setting without a value is left out, so t
 {{- end }}
 {{- with .Values.adaln }}
 - --adaln-cache={{ .mode }}
-{{- if ne .mode "off" }}
 - --adaln-plans={{ int64 .plans }}
-- --adaln-width={{ int64 .width }}
-- --adaln-host-size={{ .hostTierSize }}
+- --adaln-plan-width={{ int64 .width }}
+- --adaln-host-bytes={{ int64 .hostTierBytes }}
 - --adaln-precision={{ .precision }}
-{{- with .family }}
-- --adaln-family={{ . }}
-{{- end }}
 {{- if .planStore.hostPath }}
 - --adaln-store=/var/lib/sojourn/plans
-- --adaln-store-size={{ .planStore.size }}
-{{- end }}
+- --adaln-store-bytes={{ int64 .planStore.sizeBytes }}
+- --fingerprint-cache=/var/lib/sojourn/plans
 {{- end }}
 {{- end }}
 {{- with .Values.offload }}
+{{- if ne .mode "auto" }}
 - --offload={{ .mode }}
+{{- end }}
 {{- if kindIs "invalid" .residentLayers | not }}
 - --resident-layers={{ int64 .residentLayers }}
 {{- end }}
 {{- if kindIs "invalid" .prefetchLayers | not }}
 - --prefetch-layers={{ int64 .prefetchLayers }}
 {{- end }}
+{{- if ne .residentPolicy "leading" }}
 - --resident-policy={{ .residentPolicy }}
+{{- end }}
+{{- if ne .pinning "auto" }}
 - --pinning={{ .pinning }}
+{{- end }}
+{{- if ne .coldPageAdvice "auto" }}
 - --cold-page-advice={{ .coldPageAdvice }}
-{{- with .nextStageHeadroom }}
-- --next-stage-headroom={{ . }}
+{{- end }}
+{{- if kindIs "invalid" .nextStageHeadroomBytes | not }}
+- --next-stage-headroom-bytes={{ int64 .nextStageHeadroomBytes }}
 {{- end }}
 {{- range .components }}
 - --component-offload={{ .name }}={{ .mode }}

@@ -38,7 +38,6 @@ def desired(owner: Owner, spec: DiffusionServiceSpec, policies: Policies, defaul
         "owner": {"apiVersion": API_VERSION, "kind": "DiffusionService", "name": owner.name, "uid": owner.uid},
         "images": _images(spec, defaults),
         "model": _model(owner, spec),
-        "workflows": sorted(workflow.lower() for workflow in spec.workflows),
         "device": spec.device.lower(),
         "replicas": spec.replicas,
         "autoscaling": _autoscaling(spec.autoscaling),
@@ -118,10 +117,9 @@ def _adaln(policy: AdaLNCacheSpec) -> Values:
         "mode": _SWITCH[policy.mode],
         "plans": policy.plans,
         "width": policy.width,
-        "hostTierSize": policy.host_tier_size,
+        "hostTierBytes": _bytes(policy.host_tier_size),
         "precision": policy.precision.lower(),
-        "family": policy.family or "",
-        "planStore": {"hostPath": store.host_path, "size": store.size} if store else {"hostPath": ""},
+        "planStore": {"hostPath": store.host_path, "sizeBytes": _bytes(store.size)} if store else {"hostPath": ""},
     }
 
 
@@ -133,7 +131,7 @@ def _offload(policy: LayerwiseOffloadSpec) -> Values:
         "residentPolicy": policy.resident_policy.lower(),
         "pinning": _SWITCH[policy.pinning],
         "coldPageAdvice": _SWITCH[policy.cold_page_advice],
-        "nextStageHeadroom": policy.next_stage_headroom or "",
+        "nextStageHeadroomBytes": None if policy.next_stage_headroom is None else _bytes(policy.next_stage_headroom),
         "components": [
             {
                 "name": component.name,
@@ -169,7 +167,7 @@ def _grpc(spec: DiffusionServiceSpec) -> Values:
     return {
         "port": grpc.port,
         "maxWaiting": grpc.max_waiting,
-        "maxMessageBytes": int(quantity_value(grpc.max_message_size)),
+        "maxMessageBytes": _bytes(grpc.max_message_size),
         "stallSeconds": grpc.stall_seconds,
         "tls": {"secretName": grpc.tls.secret_name, "clientCa": grpc.tls.client_ca == "Required"}
         if grpc.tls
@@ -199,3 +197,8 @@ def _network(spec: DiffusionServiceSpec, defaults: Defaults) -> Values:
         },
         "monitoringNamespaceLabels": defaults.monitoring_namespace_labels,
     }
+
+
+def _bytes(quantity: str) -> int:
+    """The processes take whole bytes."""
+    return int(quantity_value(quantity))

@@ -34,9 +34,8 @@ class AdaLNCacheSpec(Model):
         "family supports it and the rows cost less than the weights. Disabled: the weights are loaded as usual.",
     )
     plans: Annotated[int, Field(ge=1, le=65536)] = Field(
-        default=128,
-        description="Plans (one for each distinct denoising step) held on the device. A request with more steps than "
-        "this is refused.",
+        default=64,
+        description="Plans held on the device, one for each distinct denoising step. A request of N steps needs N - 1.",
     )
     width: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=4, description="Distinct rows that one plan may have. MiniMax-H3 needs up to 4."
@@ -50,7 +49,4 @@ class AdaLNCacheSpec(Model):
     precision: Literal["Match", "Fp32"] = Field(
         default="Match",
         description="Match: rows are bit-identical to those of resident weights. Fp32: computed in float32.",
-    )
-    family: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")] | None = (
-        Field(default=None, description="Model family, such as minimax-h3, where it is not to be told from the model.")
     )

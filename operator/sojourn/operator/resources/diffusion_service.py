@@ -262,12 +262,6 @@ class DiffusionServiceSpec(Model):
     )
 
     model: ModelSource = Field(description="Where the checkpoint comes from.")
-    workflows: Annotated[tuple[Literal["T2VA", "FL2VA", "REF2VA"], ...], Field(min_length=1, max_length=3)] = Field(
-        default=("T2VA",),
-        description="What is served: text, keyframes or references to video with audio. Weights that no workflow "
-        "here needs are not loaded.",
-        json_schema_extra={"x-kubernetes-list-type": "set"},
-    )
     device: Literal["Auto", "CPU", "CUDA"] = Field(default="Auto", description="What the model runs on.")
     replicas: Annotated[int, Field(ge=0, le=1000)] = Field(
         default=1, description="Pods, where autoscaling is not set. `kubectl scale dsvc` changes it."
