@@ -91,7 +91,9 @@ async def _handle(
 ) -> web.StreamResponse:
     if state.gone and "watch" in request.query and request.path.endswith(f"/{state.gone}"):
         state.answered_gone += 1
-        return web.json_response({"kind": "Status", "status": "Failure", "reason": "Expired", "code": 410}, status=410)
+        # As the API server says it: an event of a stream that began well.
+        expired = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": 410}
+        return web.json_response({"type": "ERROR", "object": expired | {"message": "too old resource version"}})
     trap = state.trap
     hit = trap is not None and not trap.sprung and trap.counts(request)
     if trap and hit and trap.side == "before":

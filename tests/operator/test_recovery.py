@@ -12,6 +12,7 @@ from sojourn.operator.recovery import (
     Settled,
     Step,
     Sweep,
+    Tidy,
     Uninstall,
     Wait,
     Wanted,
@@ -63,17 +64,22 @@ CASES: list[tuple[str, tuple[Record, ...], Step]] = [
     (
         "killed upgrade",
         (record(1, "deployed"), record(2, "pending-upgrade")),
-        DeleteRecords((record(2, "pending-upgrade"),)),
+        DeleteRecords((record(2, "pending-upgrade"),), record(1, "deployed")),
     ),
     (
         "killed upgrade whose predecessor is only superseded",
         (record(1, "superseded"), record(2, "pending-upgrade")),
-        DeleteRecords((record(2, "pending-upgrade"),)),
+        DeleteRecords((record(2, "pending-upgrade"),), record(1, "superseded")),
+    ),
+    (
+        "rolled forward, the killed install still in the history",
+        (record(1, "pending-install"), record(2, "deployed", digest="wanted")),
+        Tidy((record(1, "pending-install"),)),
     ),
     (
         "killed rollback of a killed install",
         (record(1, "pending-install"), record(2, "pending-rollback")),
-        DeleteRecords((record(1, "pending-install"), record(2, "pending-rollback"))),
+        DeleteRecords((record(1, "pending-install"), record(2, "pending-rollback")), None),
     ),
     ("killed uninstall", (record(1, "superseded"), record(2, "uninstalling", age=0)), Uninstall()),
     ("kept history of an uninstalled release", (record(2, "uninstalled"),), Apply(sweep=True)),

@@ -4,7 +4,7 @@ Only raw events are used. kopf's change handlers, timers and progress storage wr
 is gated by state that it also writes loses events; none of that is needed for a level-based reconcile.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,13 +110,19 @@ def slim(deployment: Object) -> Object:
     }
 
 
-def registry(informer: Informer, *, server: str, session: aiohttp.ClientSession) -> kopf.OperatorRegistry:
-    """Kopf's handlers: raw events, and the session that everything shares."""
+def registry(
+    informer: Informer, *, server: str, open_session: Callable[[], aiohttp.ClientSession]
+) -> kopf.OperatorRegistry:
+    """Kopf's handlers: raw events, and a login.
+
+    kopf closes the session that it is given when it ends, or when it takes a failure for an expired login; it gets
+    one of its own each time, over connections that are shared.
+    """
     handlers = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=handlers)
     def login(**_: Any) -> kopf.AiohttpSession:
-        return kopf.AiohttpSession(server=server, aiohttp_session=session)
+        return kopf.AiohttpSession(server=server, aiohttp_session=open_session())
 
     for resource in WATCHED:
         _watch(handlers, resource, informer.saw)

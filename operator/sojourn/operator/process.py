@@ -21,7 +21,7 @@ from sojourn.operator.cache import WATCHED, Cache, Key
 from sojourn.operator.defaults import Defaults
 from sojourn.operator.errors import OperatorError
 from sojourn.operator.helm import Helm, HelmSettings
-from sojourn.operator.kube.access import Access, open_session
+from sojourn.operator.kube.access import Access, open_connector, open_session
 from sojourn.operator.kube.client import DEPLOYMENTS, DIFFUSION_SERVICES, Kube, Object, Resource
 from sojourn.operator.manifest import chart_digest, chart_label
 from sojourn.operator.naming import WORKLOAD_SELECTOR
@@ -83,6 +83,14 @@ class Heartbeat:
         return self.last is not None and self.clock() - self.last < 1.5 * self.resync_seconds[1]
 
 
+@dataclass(frozen=True)
+class Sessions:
+    """HTTP sessions: to the API server and to pods."""
+
+    kube: aiohttp.ClientSession
+    pods: aiohttp.ClientSession
+
+
 class Operator:
     """Everything of one run."""
 
@@ -91,12 +99,12 @@ class Operator:
         settings: Settings,
         access: Access,
         defaults: Defaults,
-        session: aiohttp.ClientSession,
-        pods: aiohttp.ClientSession,
+        connector: aiohttp.TCPConnector,
+        sessions: Sessions,
     ) -> None:
         self.settings = settings
         self.telemetry = Telemetry(version=_version())
-        self.kube = Kube(session, access.server, on_write=self.telemetry.written)
+        self.kube = Kube(sessions.kube, access.server, on_write=self.telemetry.written)
         self.cache = Cache()
         self.queue: KeyedQueue[Key] = KeyedQueue(settings.backoff)
         self.heartbeat = Heartbeat(settings.resync_seconds)
@@ -110,11 +118,13 @@ class Operator:
             defaults=defaults,
             chart=chart_label(settings.helm.chart),
             telemetry=self.telemetry,
-            pods=pods,
+            pods=sessions.pods,
             pace=settings.pace,
         )
         self.informer = informing.Informer(self.cache, self.queue, self.telemetry, self.reconciler.suspects)
-        self._registry = informing.registry(self.informer, server=access.server, session=session)
+        self._registry = informing.registry(
+            self.informer, server=access.server, open_session=lambda: open_session(access, connector)
+        )
         self.telemetry.watch_resources(self.snapshot, self._oldest_pending)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -284,9 +294,11 @@ def pages(operator: Operator) -> web.Application:
 async def run(settings: Settings, access: Access, defaults: Defaults, stop: asyncio.Event | None = None) -> None:
     """Runs the operator until it is told to stop."""
     async with AsyncExitStack() as stack:
-        session = await stack.enter_async_context(open_session(access))
+        connector = open_connector(access)
+        stack.push_async_callback(connector.close)
+        kube = await stack.enter_async_context(open_session(access, connector))
         pods = await stack.enter_async_context(aiohttp.ClientSession())
-        operator = Operator(settings, access, defaults, session, pods)
+        operator = Operator(settings, access, defaults, connector, Sessions(kube, pods))
         ProcessCollector(registry=operator.telemetry.registry)
         PlatformCollector(registry=operator.telemetry.registry)
         runner = web.AppRunner(pages(operator), access_log=None)

@@ -65,7 +65,20 @@ class Rollback:
 
 @dataclass(frozen=True)
 class DeleteRecords:
-    """Delete records that block; the objects stay and are adopted."""
+    """Delete records that block; the objects stay and are adopted.
+
+    Attributes:
+        base: the newest record that stays, which must first note that a sweep is due: nothing else would know of it
+            once the blocking records are gone. None where no record stays.
+    """
+
+    records: Records
+    base: Record | None
+
+
+@dataclass(frozen=True)
+class Tidy:
+    """Delete what a recovered operation left in the history: it blocks nothing and would puzzle people."""
 
     records: Records
 
@@ -75,7 +88,7 @@ class Uninstall:
     """Finish an uninstall that was cut off."""
 
 
-Step = Settled | Sweep | Apply | Wait | Rollback | DeleteRecords | Uninstall
+Step = Settled | Sweep | Apply | Wait | Rollback | DeleteRecords | Tidy | Uninstall
 
 
 def next_step(records: Records, wanted: Wanted, *, known_before: bool, now: datetime, lock_seconds: float) -> Step:
@@ -96,7 +109,8 @@ def next_step(records: Records, wanted: Wanted, *, known_before: bool, now: date
     if last.pending:
         return _unlock(last, records, now, lock_seconds)
     if last.status == "deployed":
-        return _from_deployed(last, wanted)
+        left = tuple(record for record in records if record.pending)
+        return Tidy(left) if left else _from_deployed(last, wanted)
     return Apply(sweep=True)
 
 
@@ -115,4 +129,5 @@ def _unlock(last: Record, records: Records, now: datetime, lock_seconds: float) 
         # Rolls forward to the pending revision itself, so that helm knows every object it made.
         return Rollback(last.revision)
     # One roll of the pods instead of two; objects that only the pending revision had are swept.
-    return DeleteRecords(tuple(record for record in records if record.pending))
+    stay = [record for record in records if not record.pending]
+    return DeleteRecords(tuple(record for record in records if record.pending), newest(stay))

@@ -31,6 +31,7 @@ from sojourn.operator.recovery import (
     Settled,
     Step,
     Sweep,
+    Tidy,
     Uninstall,
     Wait,
     Wanted,
@@ -207,8 +208,12 @@ class Releases:
                 case Rollback(revision):
                     progress.recovered.append("an install was cut off: rolled forward")
                     await self._helm.rollback(release, namespace, revision)
-                case DeleteRecords(records):
+                case DeleteRecords(records, base):
                     progress.recovered.append(f"an operation was cut off ({records[-1].status}): applied anew")
+                    if base:
+                        await self._book.label(base, {SWEEP_LABEL: "pending"})
+                    await self._book.delete(records)
+                case Tidy(records):
                     await self._book.delete(records)
                 case Uninstall():
                     progress.recovered.append("an uninstall was cut off: finished")
@@ -265,7 +270,9 @@ class Releases:
         await self._kube.apply(DEPLOYMENTS, held, manager=HANDOVER_MANAGER)
 
     async def _sweep(self, record: Record, target: Target) -> list[str]:
+        """Puts the objects of the manifest back, since a cut-off operation may have changed them, and ends the rest."""
         manifest = await self._book.manifest(record)
+        await correct(self._kube, manifest, release=target.release, namespace=target.namespace)
         swept = await sweep(
             self._kube,
             CHART_KINDS,

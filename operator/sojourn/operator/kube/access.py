@@ -93,8 +93,21 @@ def _pem(holder: Mapping[str, Any], key: str) -> str | None:
     return Path(holder[key]).read_text() if key in holder else None
 
 
-def open_session(access: Access, *, request_timeout_seconds: float = 30) -> aiohttp.ClientSession:
-    """A session that proves who it is. kopf sets longer timeouts of its own for watches."""
+def open_connector(access: Access) -> aiohttp.TCPConnector:
+    """Connections to the API server, to be shared by sessions. Needs a running event loop."""
+    return aiohttp.TCPConnector(limit=MAX_CONNECTIONS, ssl=_tls(access))
+
+
+def open_session(
+    access: Access, connector: aiohttp.TCPConnector | None = None, *, request_timeout_seconds: float = 30
+) -> aiohttp.ClientSession:
+    """A session that proves who it is. kopf sets longer timeouts of its own for watches.
+
+    Args:
+        access: where and who.
+        connector: connections that outlive the session; None for ones of its own.
+        request_timeout_seconds: for a whole request.
+    """
 
     async def authorise(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         if bearer := access.bearer():
@@ -102,7 +115,8 @@ def open_session(access: Access, *, request_timeout_seconds: float = 30) -> aioh
         return await handler(request)
 
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, ssl=_tls(access)),
+        connector=connector or open_connector(access),
+        connector_owner=connector is None,
         timeout=aiohttp.ClientTimeout(total=request_timeout_seconds),
         headers={"User-Agent": "sojourn-operator"},
         middlewares=(authorise,),
