@@ -360,3 +360,15 @@ def test_values_are_equal_however_the_spec_was_ordered() -> None:
     one = {"podLabels": {"a": "1", "b": "2"}, "images": {"pullSecrets": ["x", "a"]}}
     other = {"images": {"pullSecrets": ["a", "x"]}, "podLabels": {"b": "2", "a": "1"}}
     assert canonical(values(one)) == canonical(values(other))
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_residencyd_knows_every_option_that_it_is_given(render: Render, case: str) -> None:
+    from sojourn.residencyd.cli import app
+    from typer.main import get_command
+
+    serve = get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    known = {option for parameter in serve.params for option in parameter.opts}
+    command, *given = container(render("sojourn-service", CASES[case]), "residencyd")["args"]
+    assert command == "serve"
+    assert {option.split("=")[0] for option in given} <= known

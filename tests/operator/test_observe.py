@@ -1,12 +1,15 @@
 """What is read from pods, and what of it reaches the status."""
 
+import logging
 from typing import Any
 
+from sojourn.operator import logs
 from sojourn.operator.desired import Policies
 from sojourn.operator.observe import PodView, parse, rounded, summarise
 from sojourn.operator.plan import host_plan, human
 from sojourn.operator.reporting import _page_out
 from sojourn.operator.resources import AdaLNCacheSpec, DiffusionServiceSpec, LayerwiseOffloadSpec
+from sojourn.operator.telemetry import Telemetry
 
 INFERENCE = """
 sojourn_model_info{model="h3-digits",family="minimax-h3",device="cpu"} 1.0
@@ -95,3 +98,15 @@ def test_page_out_without_effect_is_said_with_what_to_do() -> None:
     assert (said.status, said.reason) == ("False", "NotOwner")
     assert "modelCache" in said.message
     assert _page_out(0).status == "True"
+
+
+def test_log_lines_are_counted_whatever_is_printed() -> None:
+    telemetry = Telemetry(version="test")
+    logs.configure(level="error", as_json=True)
+    logs.count(telemetry)
+    try:
+        logging.getLogger("sojourn.operator.test").debug("not printed")
+        assert telemetry.registry.get_sample_value("sojourn_log_lines_total", {"level": "debug"}) == 1
+    finally:
+        logging.getLogger("sojourn").handlers.clear()
+        logging.getLogger("sojourn").setLevel(logging.NOTSET)

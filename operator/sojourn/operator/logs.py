@@ -40,5 +40,12 @@ def configure(*, level: str, as_json: bool) -> None:
     """Sets up logging of our own package; of kopf only warnings are of interest."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setLevel(level.upper())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("sojourn").setLevel(level.upper())
+    # Made whatever is printed, since they are counted.
+    logging.getLogger("sojourn").setLevel(logging.DEBUG)
+
+
+def count(telemetry: Telemetry) -> None:
+    """Counts the records of our own package from now on."""
+    logging.getLogger("sojourn").addHandler(Counting(telemetry))

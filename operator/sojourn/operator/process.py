@@ -17,6 +17,7 @@ from prometheus_client import generate_latest
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from sojourn.operator import informer as informing
+from sojourn.operator import logs
 from sojourn.operator.cache import WATCHED, Cache, Key
 from sojourn.operator.defaults import Defaults
 from sojourn.operator.errors import OperatorError
@@ -299,6 +300,7 @@ async def run(settings: Settings, access: Access, defaults: Defaults, stop: asyn
         kube = await stack.enter_async_context(open_session(access, connector))
         pods = await stack.enter_async_context(aiohttp.ClientSession())
         operator = Operator(settings, access, defaults, connector, Sessions(kube, pods))
+        logs.count(operator.telemetry)
         ProcessCollector(registry=operator.telemetry.registry)
         PlatformCollector(registry=operator.telemetry.registry)
         runner = web.AppRunner(pages(operator), access_log=None)
