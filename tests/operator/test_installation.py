@@ -23,7 +23,7 @@ def older(target: Path) -> Path:
     """The chart as it was when AdaLNCache had no field `width`."""
     chart = Path(shutil.copytree(CHART, target))
     path = chart / "templates/crds/adalncaches.yaml"
-    text, count = re.subn(r"\n +width:\n(?: {18,}.*\n)+", "\n", path.read_text())
+    text, count = re.subn(r"\n +width:\n(?: {16,}.*\n)+", "\n", path.read_text())
     assert count == 1
     path.write_text(text)
     metadata = chart / "Chart.yaml"
