@@ -78,6 +78,12 @@ async def all_released(kube: Kube, namespace: str, count: int) -> bool:
     return sum(condition(item.get("status") or {}, "Released")["status"] == "True" for item in items) == count
 
 
+async def all_quiet(kube: Kube, namespace: str, count: int) -> bool:
+    """Whether the Deployment controller has answered for every service, and the operator for that."""
+    items = await kube.list(DIFFUSION_SERVICES, namespace)
+    return sum(condition(item.get("status") or {}, "Ready")["reason"] == "ScaledToZero" for item in items) == count
+
+
 async def seconds_until(done: Callable[[], Awaitable[bool]], *, limit: float, pause: float = 1.0) -> float:
     started = time.monotonic()
     while not await done():
@@ -118,7 +124,7 @@ async def at_scale(kube: Kube, operator: OperatorProcess, audit: Audit, count: i
     settle = time.monotonic() - started
     rss = rss_mib(operator.process.pid)
     print(f"operator: {count} services in {settle:.1f} s, {rss:.0f} MiB", flush=True)
-    await asyncio.sleep(5)
+    await seconds_until(lambda: all_quiet(kube, "scale", count), limit=120)
     mark = audit.mark()
     await asyncio.sleep(60)
     idle = len(audit.writes("scale", mark))

@@ -50,9 +50,22 @@ def wish(item: Object) -> tuple[object, ...]:
 def shape(item: Object) -> str:
     """Hash of what drift can change: all but status and what the API server counts."""
     metadata = item["metadata"]
-    kept = {name: metadata.get(name) for name in ("labels", "annotations", "ownerReferences", "finalizers")}
+    kept = {name: metadata.get(name) for name in ("labels", "ownerReferences", "finalizers")}
+    # The Deployment controller counts rollouts in an annotation.
+    kept["annotations"] = {
+        name: value
+        for name, value in (metadata.get("annotations") or {}).items()
+        if not name.startswith("deployment.kubernetes.io/")
+    }
     body = {name: value for name, value in item.items() if name not in ("metadata", "status")}
     return hashlib.sha256(canonical([kept, body]).encode()).hexdigest()
+
+
+def last_changed_by(item: Object) -> set[str]:
+    """Managers of the newest change to an object's fields, by the second; its status apart."""
+    entries = [entry for entry in item["metadata"].get("managedFields") or [] if entry.get("subresource") != "status"]
+    newest = max((entry.get("time", "") for entry in entries), default="")
+    return {entry.get("manager", "") for entry in entries if entry.get("time", "") == newest}
 
 
 @dataclass

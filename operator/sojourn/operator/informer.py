@@ -10,9 +10,9 @@ from typing import Any
 
 import aiohttp
 import kopf
-from sojourn.operator.cache import WATCHED, Cache, Key, key_of, policy_keys, shape, wish
+from sojourn.operator.cache import WATCHED, Cache, Key, key_of, last_changed_by, policy_keys, shape, wish
 from sojourn.operator.kube.client import DEPLOYMENTS, DIFFUSION_SERVICES, NETWORK_POLICIES, SERVICES, Object, Resource
-from sojourn.operator.naming import FINALIZER, INSTANCE_LABEL, WORKLOAD_SELECTOR, service_name
+from sojourn.operator.naming import FINALIZER, HELM_MANAGER, INSTANCE_LABEL, WORKLOAD_SELECTOR, service_name
 from sojourn.operator.queueing import KeyedQueue
 from sojourn.operator.telemetry import Telemetry
 
@@ -56,7 +56,7 @@ class Informer:
             return
         key = Key(DIFFUSION_SERVICES.kind, metadata["namespace"], name)
         before = self._remember(resource, event_type, item)
-        if event_type == "DELETED" or (event_type == "MODIFIED" and before != shape(item)):
+        if event_type == "DELETED" or (event_type == "MODIFIED" and before != shape(item) and not _by_us(item)):
             self.suspects.add(key)
         if resource is DEPLOYMENTS or key in self.suspects:
             self.queue.add(key)
@@ -97,6 +97,11 @@ def _released_too_early(before: Object, item: Object) -> bool:
     return FINALIZER in (before["metadata"].get("finalizers") or []) and FINALIZER not in (
         item["metadata"].get("finalizers") or []
     )
+
+
+def _by_us(item: Object) -> bool:
+    """Whether helm made the newest change: nothing to compare then. What hides in the same second a resync finds."""
+    return last_changed_by(item) == {HELM_MANAGER}
 
 
 def slim(deployment: Object) -> Object:
