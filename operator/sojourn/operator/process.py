@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as distribution_version
+from typing import Any, cast
 
 import aiohttp
 import kopf
@@ -137,6 +138,8 @@ class Operator:
         try:
             await kopf.operator(
                 registry=self._registry,
+                # Else kopf asks for the user's name, which a container's user has not.
+                identity=cast(Any, "sojourn-operator"),
                 settings=informing.settings(),
                 stop_flag=stop,
                 **informing.scope(self.settings.namespaces),
