@@ -52,6 +52,8 @@ def test_a_sidecar_that_is_blind_or_silent_is_a_condition_and_never_zeros() -> N
     assert "other_uid" in view.message
     silent = summarise([PodView(parse(INFERENCE), None)])
     assert (silent.visible, silent.reason, silent.residency) == (False, "Unreachable", None)
+    mapless = summarise([PodView(parse(""), parse('sojourn_residency_blind{reason="no_map"} 1.0\n'))])
+    assert (mapless.reason, mapless.residency, mapless.adaln) == ("Blind", None, None)
 
 
 def test_without_a_request_there_is_no_ratio() -> None:

@@ -77,8 +77,8 @@ def summarise(pods: Sequence[PodView]) -> View:
         message=message,
         model=info.get("model", ""),
         family=info.get("family", ""),
-        residency=_residency(sidecars) if sidecars else None,
-        adaln=_adaln(inference) if inference else None,
+        residency=_residency(sidecars),
+        adaln=_adaln(inference),
         not_owned=_not_owned(sidecars) if visible else None,
     )
 
@@ -106,13 +106,16 @@ class _Tiers:
     resident: dict[str, float] = field(default_factory=dict)
 
 
-def _residency(sidecars: Sequence[Scrape]) -> ResidencyStatus:
+def _residency(sidecars: Sequence[Scrape]) -> ResidencyStatus | None:
+    """Bytes by component and in all; None where nobody reports any, which is not the same as zero bytes."""
     components: dict[str, _Tiers] = {}
     for scrape in sidecars:
         for name, part in ((_MAPPED, "mapped"), (_RESIDENT, "resident")):
             for labels, value in scrape.of(name):
                 tiers = getattr(components.setdefault(labels["component"], _Tiers()), part)
                 tiers[labels["tier"]] = tiers.get(labels["tier"], 0.0) + value
+    if not components:
+        return None
     rows = tuple(_component(name, tiers) for name, tiers in sorted(components.items()))
     host = sum(row.pinned_bytes + row.mapped_resident_bytes + row.pageable_bytes for row in rows)
     return ResidencyStatus(
@@ -131,11 +134,14 @@ def _component(name: str, tiers: _Tiers) -> ComponentResidency:
     )
 
 
-def _adaln(scrapes: Sequence[Scrape]) -> AdaLNStatus:
+def _adaln(scrapes: Sequence[Scrape]) -> AdaLNStatus | None:
+    """What the plan cache does; None where there is none."""
     by_result: dict[str, float] = {}
     for scrape in scrapes:
         for labels, value in scrape.of(_REQUESTS):
             by_result[labels["result"]] = by_result.get(labels["result"], 0.0) + value
+    if not by_result:
+        return None
     served = sum(by_result.get(result, 0.0) for result in ("hit", "host", "store", "built"))
     builds = by_result.get("built", 0.0)
     unloaded = _sum(scrapes, "sojourn_plan_cache_unloaded_weight_bytes")

@@ -240,8 +240,9 @@ def _figures(before: DiffusionServiceStatus, findings: Findings) -> dict[str, An
         figures |= {
             "model": view.model or before.model,
             "family": view.family or before.family,
-            "residency": view.residency or before.residency,
-            "adaln": view.adaln or before.adaln,
+            # What cannot be seen now is not said: figures of another time would look like those of this one.
+            "residency": view.residency,
+            "adaln": view.adaln,
         }
     if findings.release:
         figures["release"] = findings.release
