@@ -73,8 +73,8 @@ def test_weights_stored_in_another_dtype_are_computed_in_that_of_the_model() -> 
 def test_every_layer_is_announced_prefetched_read_and_released_once() -> None:
     rig = make_rig()
     rig.build([0.3], [0.4])
-    assert rig.source.announced == rig.source.prefetched == rig.source.reads
-    assert sorted(rig.source.released) == sorted(rig.source.reads)
+    assert rig.source.announced == rig.source.prefetched == rig.source.reads == rig.source.released
+    assert rig.source.forgotten == rig.source.reads
 
 
 def test_layers_are_read_in_the_order_of_the_file() -> None:

@@ -1,5 +1,8 @@
 """Weights in the mapped checkpoint: views, parts, and pages that go out again."""
 
+import ctypes
+import mmap
+import os
 from pathlib import Path
 
 import pytest
@@ -69,6 +72,28 @@ def test_releasing_a_tensor_leaves_its_neighbours_in_memory(weights: MappedWeigh
     before = resident_bytes(neighbour)
     weights.release([Part("b.weight")])
     assert before - resident_bytes(neighbour) <= neighbour.nbytes + 4096
+
+
+def test_the_page_cache_forgets_what_was_released(weights: MappedWeights, tmp_path: Path) -> None:
+    parts = [Part("b.weight")]
+    with (tmp_path / "model.safetensors").open("rb") as file:
+        os.fsync(file.fileno())
+    weights.prefetch(parts)
+    before = in_page_cache(tmp_path / "model.safetensors")
+    weights.release(parts)
+    weights.forget(parts)
+    assert before - in_page_cache(tmp_path / "model.safetensors") >= 0.9 * ROWS * COLUMNS * 4
+
+
+def in_page_cache(path: Path) -> int:
+    """Bytes of a file in the page cache."""
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        pages = -(-len(mapped) // mmap.PAGESIZE)
+        vector = (ctypes.c_ubyte * pages)()
+        address = torch.frombuffer(mapped, dtype=torch.uint8).data_ptr()
+        assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), vector) == 0
+        return sum(page & 1 for page in vector) * mmap.PAGESIZE
 
 
 def test_a_released_tensor_reads_the_same_again(weights: MappedWeights) -> None:

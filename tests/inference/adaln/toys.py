@@ -88,6 +88,7 @@ class MemorySource:
     announced: list[str] = field(default_factory=list)
     prefetched: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, transformer: nn.Module) -> "MemorySource":
@@ -118,6 +119,9 @@ class MemorySource:
 
     def release(self, parts: Iterable[Part]) -> None:
         self.released += [part.name for part in parts]
+
+    def forget(self, parts: Iterable[Part]) -> None:
+        self.forgotten += [part.name for part in parts]
 
 
 @dataclass

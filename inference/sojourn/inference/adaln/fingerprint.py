@@ -97,6 +97,7 @@ def _tensor_digest(weights: MappedWeights, name: str) -> str:
         part = Part(name, first, min(rows, first + step))
         digest.update(weights.tensor(part).view(torch.uint8).numpy().reshape(-1))
         weights.release([part])
+        weights.forget([part])
     return digest.hexdigest()
 
 

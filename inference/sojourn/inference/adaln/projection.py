@@ -6,7 +6,7 @@ Each weight is read once for all plans of a build, one layer at a time, the next
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -20,6 +20,9 @@ from sojourn.inference.adaln.table import Entry, Table
 from sojourn.inference.adaln.weights import Part, WeightSource
 from torch import nn
 from torch.nn import functional
+
+# Layers that the storage is asked for ahead of the one that computes: one to be read, one to keep its queue filled.
+_NEAR = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,34 +158,25 @@ class Projector:
     def _stream(
         self, names: Sequence[str], device: torch.device
     ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
-        """Each layer's weight and bias in turn: while one computes, the next comes in and the last one goes.
+        """Each layer's weight and bias in turn.
 
-        The storage is kept busy one layer further ahead, in the page cache alone: two layers are mapped at most.
+        While one computes, the storage reads the next two into the page cache and what is left of the last one there is
+        dropped. One layer at most is in this process.
         """
         parts = [self._parts(name) for name in names]
-        with ThreadPoolExecutor(max_workers=2, thread_name_prefix="adaln-weights") as beside:
-            coming = self._fetch_ahead(beside, parts, 0)
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adaln-weights") as beside:
+            for near in parts[:_NEAR]:
+                beside.submit(self._source.will_need, near)
             for index, name in enumerate(names):
-                coming.result()
-                coming = self._fetch_ahead(beside, parts, index + 1)
+                self._source.prefetch(parts[index])
                 try:
                     tensors = [self._load(part, name, device) for part in parts[index]]
                     yield name, tensors[0], tensors[1] if len(tensors) > 1 else None
                 finally:
-                    beside.submit(self._source.release, parts[index])
-
-    def _fetch_ahead(self, beside: ThreadPoolExecutor, parts: Sequence[Sequence[Part]], index: int) -> Future[None]:
-        """Begins to bring a layer in, and the one after it near."""
-
-        def fetch() -> None:
-            if index == 0 and parts:
-                self._source.will_need(parts[0])
-            if index + 1 < len(parts):
-                self._source.will_need(parts[index + 1])
-            if index < len(parts):
-                self._source.prefetch(parts[index])
-
-        return beside.submit(fetch)
+                    self._source.release(parts[index])
+                    for near in parts[index + _NEAR : index + _NEAR + 1]:
+                        beside.submit(self._source.will_need, near)
+                    beside.submit(self._source.forget, parts[index])
 
     def _load(self, part: Part, name: str, device: torch.device) -> torch.Tensor:
         stored = self._source.tensor(part)

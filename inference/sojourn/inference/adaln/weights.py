@@ -6,6 +6,7 @@ touched, and go out again when it is released.
 
 import contextlib
 import mmap
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -76,7 +77,10 @@ class WeightSource(Protocol):
         """Brings rows into memory; returns when they are there or cannot be brought."""
 
     def release(self, parts: Iterable[Part]) -> None:
-        """Lets the memory of rows go."""
+        """Takes rows out of this process; returns at once."""
+
+    def forget(self, parts: Iterable[Part]) -> None:
+        """Lets go of what the system keeps of rows that were released."""
 
 
 class MappedWeights:
@@ -84,6 +88,7 @@ class MappedWeights:
 
     def __init__(self, files: Sequence[MappedFile]) -> None:
         self._files = tuple(files)
+        self._opened = [mapped.file.path.open("rb", buffering=0) for mapped in self._files]
         self._places = {
             name: Place(
                 file=index,
@@ -132,16 +137,23 @@ class MappedWeights:
             advice.populate_read(*self._range(part))
 
     def release(self, parts: Iterable[Part]) -> None:
-        """Lets pages go, from this process and, where the kernel allows it, from the page cache.
+        """Unmaps pages; whole ones only: the first and the last one may hold a neighbour that is in use."""
+        for part in parts:
+            with contextlib.suppress(OSError):
+                syscalls.madvise(*advice.inner_pages(*self._range(part)), mmap.MADV_DONTNEED)
 
-        Whole pages only: the first and the last one may hold a neighbour that is in use.
+    def forget(self, parts: Iterable[Part]) -> None:
+        """Drops pages from the page cache: a read that is not repeated soon should not push out what is in use.
+
+        Pages that another process maps stay.
         """
         for part in parts:
-            advice.page_out(*self._range(part))
-            start, length = advice.inner_pages(*self._range(part))
-            # Pages that page-out may not touch (another process maps them too) leave this process all the same.
+            place = self._places[part.name]
+            first, nbytes = part.span(place)
             with contextlib.suppress(OSError):
-                syscalls.madvise(start, length, mmap.MADV_DONTNEED)
+                os.posix_fadvise(
+                    self._opened[place.file].fileno(), place.offset + first, nbytes, os.POSIX_FADV_DONTNEED
+                )
 
     def _range(self, part: Part) -> tuple[int, int]:
         """First address of rows, and their bytes. Advice on them is a hint, so a refusal is no error."""
