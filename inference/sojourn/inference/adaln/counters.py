@@ -1,0 +1,167 @@
+"""What the plan cache tells whoever counts.
+
+Every event is one call; the metrics of the process and the plain counters below listen alike. All events of one
+cache come from under its lock, gauges are read as a `Snapshot`.
+"""
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from sojourn.inference.adaln.refusals import RequestReason
+
+
+class Result(StrEnum):
+    """How a transaction ended; the dearest source that it needed."""
+
+    HIT = "hit"
+    HOST = "host"
+    STORE = "store"
+    BUILT = "built"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+class Source(StrEnum):
+    """Where a plan was served from."""
+
+    GPU = "gpu"
+    HOST = "host"
+    STORE = "store"
+    BUILT = "built"
+
+
+class Tier(StrEnum):
+    """Where plans are held."""
+
+    GPU = "gpu"
+    HOST = "host"
+
+
+class SkipReason(StrEnum):
+    """Why a group was not stored in the host tier."""
+
+    PRESSURE = "pressure"
+    TOO_LARGE = "too_large"
+    COPY_FAILED = "copy_failed"
+
+
+class RejectReason(StrEnum):
+    """Why a file of the plan store was not used or not written."""
+
+    CORRUPT = "corrupt"
+    FOREIGN = "foreign"
+    UNREADABLE = "unreadable"
+    UNWRITABLE = "unwritable"
+
+
+class Observer(Protocol):
+    """Counts what a cache does."""
+
+    def request(self, result: Result) -> None:
+        """A transaction has ended."""
+
+    def served(self, source: Source, plans: int) -> None:
+        """Distinct plans were served from a source."""
+
+    def built(self, seconds: float) -> None:
+        """A build has succeeded."""
+
+    def read(self, nbytes: int) -> None:
+        """Bytes of projections were read from the checkpoint."""
+
+    def evicted(self, tier: Tier, plans: int) -> None:
+        """Plans lost their place in a tier."""
+
+    def host_skipped(self, reason: SkipReason) -> None:
+        """A group was not stored in the host tier."""
+
+    def refused(self, reason: RequestReason) -> None:
+        """A request was refused."""
+
+    def store_rejected(self, reason: RejectReason) -> None:
+        """A file of the plan store was not used or not written."""
+
+
+@dataclass
+class Counters:
+    """The observer of tests, benchmarks and processes without metrics."""
+
+    requests: Counter[Result] = field(default_factory=Counter)
+    plans: Counter[Source] = field(default_factory=Counter)
+    evicted_plans: Counter[Tier] = field(default_factory=Counter)
+    host_skips: Counter[SkipReason] = field(default_factory=Counter)
+    refusals: Counter[RequestReason] = field(default_factory=Counter)
+    store_rejects: Counter[RejectReason] = field(default_factory=Counter)
+    builds: int = 0
+    build_seconds: float = 0.0
+    read_bytes: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def request(self, result: Result) -> None:
+        """A transaction has ended."""
+        with self._lock:
+            self.requests[result] += 1
+
+    def served(self, source: Source, plans: int) -> None:
+        """Distinct plans were served from a source."""
+        with self._lock:
+            self.plans[source] += plans
+
+    def built(self, seconds: float) -> None:
+        """A build has succeeded."""
+        with self._lock:
+            self.builds += 1
+            self.build_seconds += seconds
+
+    def read(self, nbytes: int) -> None:
+        """Bytes of projections were read from the checkpoint."""
+        with self._lock:
+            self.read_bytes += nbytes
+
+    def evicted(self, tier: Tier, plans: int) -> None:
+        """Plans lost their place in a tier."""
+        with self._lock:
+            self.evicted_plans[tier] += plans
+
+    def host_skipped(self, reason: SkipReason) -> None:
+        """A group was not stored in the host tier."""
+        with self._lock:
+            self.host_skips[reason] += 1
+
+    def refused(self, reason: RequestReason) -> None:
+        """A request was refused."""
+        with self._lock:
+            self.refusals[reason] += 1
+
+    def store_rejected(self, reason: RejectReason) -> None:
+        """A file of the plan store was not used or not written."""
+        with self._lock:
+            self.store_rejects[reason] += 1
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The gauges of a cache at one moment.
+
+    Attributes:
+        slots_published, slots_reserved, slots_free: Their sum is the slab's capacity.
+        pages_used, pages_free: Their sum is the host tier's capacity.
+        device_bytes, host_bytes: What the cache itself has allocated.
+        host_kind: "pinned", "pageable" or "none".
+        weight_bytes: Projections that were never loaded.
+        store_bytes: Size of the plan store's directory; 0 without one.
+    """
+
+    slots_published: int
+    slots_reserved: int
+    slots_free: int
+    pages_used: int
+    pages_free: int
+    device_bytes: int
+    host_bytes: int
+    host_kind: str
+    weight_bytes: int
+    store_bytes: int

@@ -1,0 +1,74 @@
+"""Which plan the forward in progress runs on.
+
+A hook before the transformer's forward sets the step, one after it clears it. Prepared steps are found by the identity
+of the tensors that the pipeline hands to the forward, which costs no read of the device; other tensors by their bits.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from sojourn.inference.adaln.families import Inputs
+from sojourn.inference.adaln.refusals import PlanMissing
+from sojourn.inference.adaln.slab import Slab
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Where the rows of one forward lie.
+
+    Attributes:
+        slot: [1] int64 on the slab's device.
+        length: Distinct rows in the slot.
+        row_index: [M] int64 on the slab's device, the distinct row of each row; None where they are the same.
+        is_valid: False once the weights behind the rows have been replaced.
+    """
+
+    slot: torch.Tensor
+    length: int
+    row_index: torch.Tensor | None
+    is_valid: Callable[[], bool]
+
+
+class _InProgress(threading.local):
+    steps: Sequence[Step] | None = None
+    calls: Counter[str] | None = None
+
+
+class Cursor:
+    """Reads rows for the forward in progress on this thread."""
+
+    def __init__(self, slab: Slab, find: Callable[[Inputs], Sequence[Step]]) -> None:
+        self._slab = slab
+        self._find = find
+        self._now = _InProgress()
+
+    def begin(self, inputs: Inputs) -> None:
+        """A forward begins on these conditioning inputs.
+
+        Raises:
+            PlanMissing: No request has prepared their plan.
+        """
+        self._now.steps = self._find(inputs)
+        self._now.calls = Counter()
+
+    def end(self) -> None:
+        """The forward has ended, one way or the other."""
+        self._now.steps = self._now.calls = None
+
+    def rows(self, projection: str) -> torch.Tensor:
+        """The rows of the projection's next call in this forward: a Linear that runs twice reads two plans."""
+        steps, calls = self._now.steps, self._now.calls
+        if steps is None or calls is None:
+            raise PlanMissing(f"{projection}: rows are asked for outside of the transformer's forward")
+        ordinal = calls[projection]
+        if ordinal >= len(steps):
+            raise PlanMissing(f"{projection}: call {ordinal + 1} in one forward, plans are known for {len(steps)}")
+        calls[projection] += 1
+        step = steps[ordinal]
+        if not step.is_valid():
+            raise PlanMissing(f"{projection}: the weights were replaced while the request ran; send it again")
+        rows = self._slab.look_up(projection, step.slot, step.length)
+        return rows if step.row_index is None else rows.index_select(0, step.row_index)

@@ -1,0 +1,97 @@
+"""What one denoise step is conditioned on, and the key that names it: exact bits."""
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from sojourn.inference.adaln.refusals import PlansRefused, RequestReason
+
+PlanKey = bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Conditioning inputs and row count of one denoise step of one component.
+
+    Attributes:
+        inputs: What the time embedding reads, by the name of the forward's argument, with the dtypes in which the
+            forward receives it. A tensor whose first extent is `rows` has a value per row, any other one for all.
+        rows: Rows M that the forward gives to the projection GEMM. A projected row's last bits depend on M.
+        key: The exact bits of `inputs` with their names, dtypes and shapes, and M. No tolerance: 0.0 is not -0.0.
+        row_index: For each of the M rows the distinct row that it equals, in order of first occurrence.
+    """
+
+    inputs: Mapping[str, torch.Tensor]
+    rows: int
+    key: PlanKey
+    row_index: tuple[int, ...]
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, torch.Tensor], rows: int) -> "Plan":
+        """The plan of a forward that receives `inputs` and projects `rows` rows.
+
+        Raises:
+            PlansRefused: A value is NaN or infinite: no schedule yields it, and NaN equals nothing, not even itself.
+            ValueError: `rows` is not positive.
+        """
+        if rows < 1:
+            raise ValueError(f"a plan has at least one row, not {rows}")
+        frozen = {name: value.detach().clone() for name, value in inputs.items()}
+        on_host = {name: value.cpu().contiguous() for name, value in frozen.items()}
+        _refuse_nonfinite(on_host)
+        return cls(inputs=frozen, rows=rows, key=_key(on_host, rows), row_index=_row_index(on_host, rows))
+
+    @property
+    def length(self) -> int:
+        """How many distinct rows there are to store."""
+        return max(self.row_index) + 1
+
+    @cached_property
+    def first_rows(self) -> tuple[int, ...]:
+        """Where each distinct row occurs first among the M rows."""
+        return tuple(self.row_index.index(row) for row in range(self.length))
+
+    @property
+    def rows_are_distinct(self) -> bool:
+        """Whether the stored rows are the M rows as they are."""
+        return self.length == self.rows
+
+
+def distinct(plans: Iterable[Plan]) -> list[Plan]:
+    """The plans with different keys, in order of first occurrence."""
+    by_key: dict[PlanKey, Plan] = {}
+    for plan in plans:
+        by_key.setdefault(plan.key, plan)
+    return list(by_key.values())
+
+
+def _refuse_nonfinite(inputs: Mapping[str, torch.Tensor]) -> None:
+    for name, value in inputs.items():
+        if not bool(torch.isfinite(value).all()):
+            raise PlansRefused(
+                RequestReason.NONFINITE,
+                f"conditioning input {name} holds a NaN or infinity: {value.flatten()[:8].tolist()}",
+            )
+
+
+def _bits(value: torch.Tensor) -> bytes:
+    return value.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _key(inputs: Mapping[str, torch.Tensor], rows: int) -> PlanKey:
+    """Every part carries its length, so that no two different plans write the same bytes."""
+    parts = [struct.pack("<I", rows)]
+    for name in sorted(inputs):
+        value = inputs[name]
+        head = f"{name}:{value.dtype}:{tuple(value.shape)}".encode()
+        body = _bits(value)
+        parts += [struct.pack("<II", len(head), len(body)), head, body]
+    return b"".join(parts)
+
+
+def _row_index(inputs: Mapping[str, torch.Tensor], rows: int) -> tuple[int, ...]:
+    per_row = [value for value in inputs.values() if value.ndim > 0 and value.shape[0] == rows]
+    seen: dict[tuple[bytes, ...], int] = {}
+    return tuple(seen.setdefault(tuple(_bits(value[row]) for value in per_row), len(seen)) for row in range(rows))

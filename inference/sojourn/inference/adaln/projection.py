@@ -1,0 +1,210 @@
+"""Plans -> rows: the embedding and the projection, each plan at its own row count.
+
+A projected row's bits depend on its input and on the row count of the GEMM, on nothing else (measured on CPU, torch
+2.13, and upstream on cuBLAS). So plans are never batched together and a row is never expanded before the projection.
+Each weight is read once for all plans of a build, one layer at a time, the next one coming in while this one computes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from sojourn.inference.adaln.families import Family
+from sojourn.inference.adaln.plans import Plan
+from sojourn.inference.adaln.ranks import Deferred, Ranks, Sharing
+from sojourn.inference.adaln.slab import Slab
+from sojourn.inference.adaln.table import Entry, Table
+from sojourn.inference.adaln.weights import Part, WeightSource
+from torch import nn
+from torch.nn import functional
+
+
+class Precision(StrEnum):
+    """How rows are computed."""
+
+    MATCH = "match"
+    """As resident weights on the same device would, in eager mode: equal bit for bit."""
+    FP32 = "fp32"
+    """In float32 throughout, rounded once to the rows' dtype: nearer to the truth, not equal to resident weights."""
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A plan, the reserved slot for it, and what the projections read.
+
+    Attributes:
+        conditioning: By dtype of the projection, [M, in].
+    """
+
+    plan: Plan
+    slot: int
+    conditioning: dict[torch.dtype, torch.Tensor]
+
+
+class Projector:
+    """Computes rows of plans into reserved slots of a slab.
+
+    Args:
+        transformer: Its resident embedders make the conditioning vectors.
+        family: Says how.
+        table: The projections.
+        source: Their weights.
+        ranks: Who shares the work.
+        sharing: How.
+        precision: See `Precision`.
+        read: Hears how many bytes were read.
+    """
+
+    def __init__(
+        self,
+        transformer: nn.Module,
+        family: Family,
+        table: Table,
+        source: WeightSource,
+        *,
+        ranks: Ranks,
+        sharing: Sharing = Sharing.LAYERS,
+        precision: Precision = Precision.MATCH,
+        read: Callable[[int], None] = lambda nbytes: None,
+    ) -> None:
+        self._transformer = transformer
+        self._family = family
+        self._table = table
+        self._ranks = ranks
+        self._sharing = sharing
+        self._precision = precision
+        self._read = read
+        self.retarget(source)
+
+    def retarget(self, source: WeightSource) -> None:
+        """Reads from other weights from now on."""
+        self._source = source
+        # In the order of the files, so that a build is a sequential read.
+        self._order = sorted(self._table, key=lambda name: _file_order(source, name))
+
+    @torch.no_grad()
+    def embed(self, plan: Plan, device: torch.device) -> dict[torch.dtype, torch.Tensor]:
+        """What the projections read for a plan, by the dtype in which they compute; touches no slot."""
+        inputs = {name: value.to(device) for name, value in plan.inputs.items()}
+        vector = self._family.activate(self._family.embed(self._transformer, inputs))
+        if self._precision is Precision.FP32:
+            return dict.fromkeys(self._table.row_elements, vector.float())
+        return {dtype: vector.to(dtype) for dtype in self._table.row_elements}
+
+    def check_source(self) -> None:
+        """Raises WeightsChanged if the checkpoint is no longer what was mapped."""
+        self._source.check()
+
+    @torch.no_grad()
+    def project_own(self, jobs: Sequence[Job], slab: Slab) -> None:
+        """Computes this rank's share of all jobs' rows, one layer after another."""
+        names = self._order
+        if self._sharing is Sharing.LAYERS:
+            names = [name for index, name in enumerate(names) if index % self._ranks.size == self._ranks.rank]
+        with _full_precision() if self._precision is Precision.FP32 else nullcontext():
+            for name, weight, bias in self._stream(names, slab.device):
+                first = self._first_output(self._table[name])
+                for job in jobs:
+                    rows = functional.linear(job.conditioning[self._table[name].dtype], weight, bias)
+                    slab.write(name, job.slot, _distinct_rows(rows, job.plan), first_output=first)
+
+    def exchange_buffers(self, jobs: Sequence[Job], slab: Slab) -> dict[torch.dtype, torch.Tensor]:
+        """Memory for `share`: taken beforehand, so that no rank lacks it between two collectives."""
+        if self._ranks.size == 1:
+            return {}
+        rows = sum(job.plan.length for job in jobs)
+        widest: dict[torch.dtype, int] = {}
+        for entry in self._table.entries.values():
+            widest[entry.dtype] = max(widest.get(entry.dtype, 0), entry.width)
+        return {dtype: torch.zeros(rows * width, dtype=dtype, device=slab.device) for dtype, width in widest.items()}
+
+    def share(self, jobs: Sequence[Job], slab: Slab, buffers: dict[torch.dtype, torch.Tensor]) -> None:
+        """Gives this rank's rows to the others and takes theirs. Never leaves out a collective, whatever fails."""
+        if self._ranks.size == 1:
+            return
+        deferred = Deferred()
+        lengths = [job.plan.length for job in jobs]
+        for index, name in enumerate(self._order):
+            entry = self._table[name]
+            for owner, first, last in self._owned(index, entry):
+                packed = buffers[entry.dtype][: sum(lengths) * (last - first)].view(-1, last - first)
+                with deferred.keeping():
+                    if owner == self._ranks.rank:
+                        torch.cat([_stored(slab, entry, job, first, last) for job in jobs], out=packed)
+                self._ranks.broadcast(packed, owner)
+                with deferred.keeping():
+                    if owner != self._ranks.rank:
+                        for job, rows in zip(jobs, packed.split(lengths), strict=True):
+                            slab.write(name, job.slot, rows, first_output=first)
+        deferred.raise_first()
+
+    def _owned(self, index: int, entry: Entry) -> list[tuple[int, int, int]]:
+        """Rank, first and last output of each part of a layer."""
+        if self._sharing is Sharing.LAYERS:
+            return [(index % self._ranks.size, 0, entry.width)]
+        return [
+            (rank, rank * entry.width // self._ranks.size, (rank + 1) * entry.width // self._ranks.size)
+            for rank in range(self._ranks.size)
+        ]
+
+    def _first_output(self, entry: Entry) -> int:
+        return 0 if self._sharing is Sharing.LAYERS else self._owned(0, entry)[self._ranks.rank][1]
+
+    def _parts(self, name: str) -> list[Part]:
+        """Weight and bias of a layer, or this rank's rows of them."""
+        entry = self._table[name]
+        first, last = 0, entry.width
+        if self._sharing is Sharing.OUTPUTS:
+            _, first, last = self._owned(0, entry)[self._ranks.rank]
+        return [Part(f"{name}.{tensor}", first, last) for tensor in ("weight", "bias")[: 1 + entry.bias]]
+
+    def _stream(
+        self, names: Sequence[str], device: torch.device
+    ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
+        """Each layer's weight and bias in turn; the next one is prefetched, the last one released."""
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adaln-prefetch") as ahead:
+            coming = ahead.submit(self._source.prefetch, self._parts(names[0])) if names else None
+            for index, name in enumerate(names):
+                if coming is not None:
+                    coming.result()
+                more = index + 1 < len(names)
+                coming = ahead.submit(self._source.prefetch, self._parts(names[index + 1])) if more else None
+                parts = self._parts(name)
+                try:
+                    tensors = [self._load(part, name, device) for part in parts]
+                    yield name, tensors[0], tensors[1] if len(tensors) > 1 else None
+                finally:
+                    self._source.release(parts)
+
+    def _load(self, part: Part, name: str, device: torch.device) -> torch.Tensor:
+        stored = self._source.tensor(part)
+        self._read(stored.nbytes)
+        dtype = torch.float32 if self._precision is Precision.FP32 else self._table[name].dtype
+        return stored.to(device=device, dtype=dtype)
+
+
+def _file_order(source: WeightSource, name: str) -> tuple[int, int]:
+    place = source.places[f"{name}.weight"]
+    return place.file, place.start
+
+
+def _distinct_rows(rows: torch.Tensor, plan: Plan) -> torch.Tensor:
+    return rows if plan.rows_are_distinct else rows[list(plan.first_rows)]
+
+
+def _stored(slab: Slab, entry: Entry, job: Job, first: int, last: int) -> torch.Tensor:
+    return slab.rows[entry.dtype][job.slot, : job.plan.length, entry.offset + first : entry.offset + last]
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """float32 matrix products in float32, whatever the process has chosen for its own."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,178 @@
+"""Takes the projections out of a transformer and puts stand-ins in their places."""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from sojourn.inference.adaln.families import Family
+from sojourn.inference.adaln.refusals import ModelReason, ModelRefused
+from sojourn.inference.adaln.standin import StandIn
+from sojourn.inference.adaln.table import Projection, Table
+from torch import nn
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def projections_of(transformer: nn.Module, family: Family, dtype: torch.dtype | None = None) -> dict[str, Projection]:
+    """The projections of a transformer, in the order of its modules.
+
+    Args:
+        transformer: Of the family's class; its parameters may be on the meta device.
+        family: Says which modules are projections.
+        dtype: What the projections would be loaded in; None for that of their parameters.
+
+    Raises:
+        ModelRefused: A projection is not a plain Linear, or there is none.
+    """
+    found = {}
+    for name, module in transformer.named_modules():
+        if family.is_projection(name):
+            linear = _plain_linear(name, module)
+            found[name] = Projection(
+                width=linear.out_features,
+                inputs=linear.in_features,
+                dtype=dtype or linear.weight.dtype,
+                bias=linear.bias is not None,
+            )
+    if not found:
+        raise ModelRefused(
+            ModelReason.NO_PROJECTION, f"{type(transformer).__name__} has no module named as a projection"
+        )
+    return found
+
+
+def replace_projections(
+    transformer: nn.Module, family: Family, *, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> Table:
+    """Puts a stand-in in the place of every projection.
+
+    Args:
+        transformer: Of the family's class; its parameters may be on the meta device.
+        family: Says which modules are projections.
+        dtype: What the projections would be loaded in; None for that of their parameters.
+        device: Where the transformer will run; None for where its projections lie.
+
+    Returns:
+        Where each projection's outputs lie in a row.
+
+    Raises:
+        ModelRefused: The model, as it is, cannot be served from the cache; nothing was replaced.
+    """
+    check_model(transformer, family)
+    projections = projections_of(transformer, family, dtype)
+    for name, projection in projections.items():
+        parent, _, child = name.rpartition(".")
+        owner = transformer.get_submodule(parent)
+        where = device or getattr(owner, child).weight.device
+        setattr(owner, child, StandIn(name, projection, where))
+    return Table.of(projections)
+
+
+def stand_ins(transformer: nn.Module) -> list[StandIn]:
+    """The stand-ins of a transformer."""
+    return [module for module in transformer.modules() if isinstance(module, StandIn)]
+
+
+def check_model(transformer: nn.Module, family: Family) -> None:
+    """Refuses what would give other rows than the resident projections, or none.
+
+    Raises:
+        ModelRefused: By name: quantised, cast to fp8 layer by layer, or with an adapter on a projection.
+    """
+    config = getattr(transformer, "config", {})
+    if getattr(transformer, "hf_quantizer", None) is not None or config.get("quantization_config"):
+        raise ModelRefused(
+            ModelReason.QUANTISED,
+            f"{type(transformer).__name__} is quantised: its projections are not those of the checkpoint; "
+            "set --adaln-cache off",
+        )
+    for name, module in transformer.named_modules():
+        if family.is_projection(name):
+            _refuse_layerwise_cast(name, module)
+
+
+def check_adapter(family: Family, targets: Iterable[str]) -> None:
+    """Refuses an adapter that targets a projection, before any of it is written.
+
+    Args:
+        family: Of the transformer that the adapter is for.
+        targets: Module names or state-dict keys of the adapter, with or without a prefix such as "transformer.".
+
+    Raises:
+        ModelRefused: The adapter's part on the projections would vanish.
+    """
+    hits = [target for target in targets if any(family.is_projection(name) for name in _module_names(target))]
+    if hits:
+        raise ModelRefused(
+            ModelReason.ADAPTER,
+            f"the adapter changes {len(hits)} tensors of modulation projections, {hits[0]} the first: with the plan "
+            "cache they are not loaded and the change would vanish; set --adaln-cache off",
+        )
+
+
+def check_not_compiled(transformer: nn.Module) -> None:
+    """Refuses a compiled transformer under precision "match": compilers fuse, and fused rows differ in their last bits.
+
+    Raises:
+        ModelRefused: The transformer or a part of it is compiled.
+    """
+    for name, module in transformer.named_modules():
+        if module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule":
+            raise ModelRefused(
+                ModelReason.COMPILED,
+                f"{name or type(transformer).__name__} is compiled, and the plan cache promises the bits of the eager "
+                "projection; set --adaln-precision fp32, or --adaln-cache off",
+            )
+
+
+def check_tensors(family: Family, dtypes: Mapping[str, torch.dtype], projections: Mapping[str, Projection]) -> None:
+    """Refuses a checkpoint whose projections are missing or stored in another than a floating-point format.
+
+    Args:
+        family: Says which tensors are projections.
+        dtypes: Tensor name -> stored dtype.
+        projections: What the model declares.
+
+    Raises:
+        ModelRefused: A projection is quantised in the checkpoint or not in it.
+    """
+    for name, projection in projections.items():
+        for tensor in (f"{name}.weight", f"{name}.bias")[: 1 + projection.bias]:
+            dtype = dtypes.get(tensor)
+            if dtype not in _FLOATS:
+                raise ModelRefused(
+                    ModelReason.QUANTISED,
+                    f"{tensor} of the checkpoint is {dtype or 'missing'}: the {family.name} projections must be stored "
+                    "in bfloat16, float16 or float32; set --adaln-cache off",
+                )
+
+
+def _plain_linear(name: str, module: nn.Module) -> nn.Linear:
+    if type(module) is nn.Linear:
+        return module
+    if hasattr(module, "base_layer"):
+        raise ModelRefused(
+            ModelReason.ADAPTER,
+            f"{name} carries an adapter, which would vanish; load without it or set --adaln-cache off",
+        )
+    raise ModelRefused(
+        ModelReason.QUANTISED, f"{name} is a {type(module).__name__} and not a plain Linear; set --adaln-cache off"
+    )
+
+
+def _refuse_layerwise_cast(name: str, module: nn.Module) -> None:
+    registry = getattr(module, "_diffusers_hook", None)
+    stored = getattr(getattr(module, "weight", None), "dtype", None)
+    if (registry is not None and registry.get_hook("layerwise_casting") is not None) or (
+        stored is not None and stored.is_floating_point and stored.itemsize == 1
+    ):
+        raise ModelRefused(
+            ModelReason.FP8_CAST,
+            f"{name} is stored in fp8 and cast layer by layer, which gives other rows than the checkpoint; "
+            "set --adaln-cache off or load without layerwise casting",
+        )
+
+
+def _module_names(target: str) -> list[str]:
+    """Every name of a module that a key may mean: any run of its dotted parts that ends before a LoRA suffix."""
+    parts = target.split(".")
+    return [".".join(parts[start:end]) for start in range(len(parts)) for end in range(start + 1, len(parts) + 1)]

@@ -1,0 +1,86 @@
+"""The rows of the plans on the device."""
+
+from collections.abc import Sequence
+
+import torch
+from sojourn.inference.adaln.refusals import SettingRefused
+from sojourn.inference.adaln.table import Table
+
+PLANS_SETTING = "--adaln-plans"
+WIDTH_SETTING = "--adaln-plan-width"
+
+
+class Slab:
+    """Row buffers allocated once, written in place only: their pointers never move, and no state_dict holds them.
+
+    Attributes:
+        table: Where each projection's outputs lie within a row.
+        plans: Slots P.
+        width: The most distinct rows W that a slot can hold.
+        lengths: [P] int64, distinct rows of the plan in a slot; 0 while the slot is not visible.
+        rows: By dtype, [P, W, R] flat rows.
+    """
+
+    def __init__(self, table: Table, *, plans: int, width: int, device: torch.device) -> None:
+        for setting, value in ((PLANS_SETTING, plans), (WIDTH_SETTING, width)):
+            if value < 1:
+                raise SettingRefused(setting, value, "must be at least 1")
+        self.table = table
+        self.plans = plans
+        self.width = width
+        self.lengths = torch.zeros(plans, dtype=torch.int64, device=device)
+        self.rows = {
+            dtype: torch.empty(plans, width, elements, dtype=dtype, device=device)
+            for dtype, elements in table.row_elements.items()
+        }
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows lie."""
+        return self.lengths.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return self.lengths.nbytes + sum(rows.nbytes for rows in self.rows.values())
+
+    def hide(self, slots: Sequence[int]) -> None:
+        """Makes slots invisible; always before one is written again."""
+        for slot in slots:
+            self.lengths[slot] = 0
+
+    def show(self, lengths: dict[int, int]) -> None:
+        """Makes slots visible with their lengths; always after the last write into them."""
+        for slot, length in lengths.items():
+            self.lengths[slot] = length
+
+    def write(self, name: str, slot: int, rows: torch.Tensor, *, first_output: int = 0) -> None:
+        """Stores one projection's distinct rows of a plan.
+
+        Args:
+            name: The projection.
+            slot: A reserved slot.
+            rows: [length, outputs], the outputs beginning at `first_output` of the projection.
+            first_output: Not 0 where ranks share a projection's outputs.
+        """
+        entry = self.table[name]
+        start = entry.offset + first_output
+        self.rows[entry.dtype][slot, : rows.shape[0], start : start + rows.shape[1]].copy_(rows)
+
+    def look_up(self, name: str, slot: torch.Tensor, length: int) -> torch.Tensor:
+        """One projection's distinct rows, [length, outputs], by a slot index on the device.
+
+        The gather reads no index on the host, so that a captured graph serves whatever slot the index holds later.
+
+        Args:
+            name: The projection.
+            slot: [1] int64 on the slab's device.
+            length: Distinct rows of the plan in the slot.
+        """
+        entry = self.table[name]
+        rows = self.rows[entry.dtype][:, :length, entry.offset : entry.offset + entry.width]
+        return rows.index_select(0, slot)[0]
+
+    def pages(self, slot: int, length: int) -> list[dict[torch.dtype, torch.Tensor]]:
+        """Views of a slot's flat rows, one by one: what a page of the host tier holds."""
+        return [{dtype: rows[slot, row] for dtype, rows in self.rows.items()} for row in range(length)]

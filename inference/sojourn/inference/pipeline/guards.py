@@ -1,0 +1,115 @@
+"""Blocks that are put between a pipeline's own: stage boundaries, checkpoints, and the guard of the denoising loop.
+
+They hold nothing of a request. The request's watch reaches them as an input, through the pipeline state that each
+request has of its own, so that the blocks can be shared, and copied, as diffusers likes to do.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.modular_pipelines import ModularPipelineBlocks
+from diffusers.modular_pipelines.modular_pipeline import BlockState, PipelineState
+from diffusers.modular_pipelines.modular_pipeline_utils import InputParam
+
+from sojourn.inference.errors import NonFiniteOutput
+from sojourn.inference.watch import Stage, Watch
+
+WATCH_INPUT = "watch"
+EVALUATIONS_INPUT = "evaluations"
+_WATCH = InputParam(name=WATCH_INPUT, type_hint=Watch, required=True, description="Who watches the request.")
+
+
+class StageBoundary(ModularPipelineBlocks):
+    """Tells the watch that a stage begins, and stops the request where it is to stop.
+
+    Attributes:
+        stage: The stage that begins.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        super().__init__()
+
+    @property
+    def inputs(self) -> list[InputParam]:
+        """The watch, and the number of transformer evaluations of the request."""
+        return [_WATCH, InputParam(name=EVALUATIONS_INPUT, type_hint=int, required=True)]
+
+    def __call__(self, components: Any, state: PipelineState) -> tuple[Any, PipelineState]:
+        """Passes the state on as it is."""
+        steps = state.get(EVALUATIONS_INPUT) if self.stage is Stage.DENOISE else 0
+        state.get(WATCH_INPUT).begin(self.stage, steps=steps)
+        return components, state
+
+
+class Checkpoint(ModularPipelineBlocks):
+    """Stops the request where it is to stop or where the block before made a NaN or infinity.
+
+    Attributes:
+        stage: The stage of the block before.
+        outputs: Names of what the block before made.
+    """
+
+    def __init__(self, stage: Stage, outputs: Iterable[str]) -> None:
+        self.stage = stage
+        self.outputs_checked = tuple(outputs)
+        super().__init__()
+
+    @property
+    def inputs(self) -> list[InputParam]:
+        """The watch, and what is checked."""
+        return [_WATCH, *(InputParam(name=name) for name in self.outputs_checked)]
+
+    def __call__(self, components: Any, state: PipelineState) -> tuple[Any, PipelineState]:
+        """Passes the state on as it is."""
+        state.get(WATCH_INPUT).check()
+        check_finite(state.get(list(self.outputs_checked)), stage=self.stage, step=None)
+        return components, state
+
+
+class StepGuard(ModularPipelineBlocks):
+    """Ends each iteration of a denoising loop: finite check, progress, cancel and deadline.
+
+    Attributes:
+        outputs_checked: Names of what an iteration makes.
+    """
+
+    def __init__(self, outputs: Iterable[str]) -> None:
+        self.outputs_checked = tuple(outputs)
+        super().__init__()
+
+    @property
+    def inputs(self) -> list[InputParam]:
+        """The watch and the timesteps."""
+        return [_WATCH, InputParam(name="timesteps", type_hint=torch.Tensor, required=True)]
+
+    def __call__(self, components: Any, block_state: BlockState, i: int, t: torch.Tensor) -> tuple[Any, BlockState]:
+        """Passes the state on as it is; step numbers count from 1."""
+        values = {name: block_state[name] for name in self.outputs_checked}
+        check_finite(values, stage=Stage.DENOISE, step=i + 1)
+        block_state[WATCH_INPUT].step(i + 1, len(block_state["timesteps"]))
+        return components, block_state
+
+
+def check_finite(values: Mapping[str, Any], *, stage: Stage, step: int | None) -> None:
+    """Checks all floating tensors and arrays among `values`, and in lists among them.
+
+    Raises:
+        NonFiniteOutput: One holds a NaN or infinity.
+    """
+    for name, value in values.items():
+        items = value if isinstance(value, (list, tuple)) else [value]
+        if not all(_is_finite(item) for item in items):
+            raise NonFiniteOutput(stage=stage.value, step=step, what=name)
+
+
+def _is_finite(value: Any) -> bool:
+    """Checks by minimum and maximum: one pass, NaN propagates, and nothing as large as the tensor is allocated."""
+    if isinstance(value, np.ndarray) and value.dtype == np.float32:
+        value = torch.from_numpy(value)
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() == 0:
+        return True
+    low, high = torch.aminmax(value)
+    return bool(torch.isfinite(low) & torch.isfinite(high))

@@ -1,0 +1,117 @@
+"""From a model folder to a pipeline."""
+
+import logging
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+
+from sojourn.inference.errors import ModelError, Unsupported
+from sojourn.inference.families import family_of
+from sojourn.inference.families.family import Family
+from sojourn.inference.loading import errors
+from sojourn.inference.loading.components import Component, build_component
+from sojourn.inference.loading.fingerprint import BackgroundFingerprint, checkpoint_fingerprint
+from sojourn.inference.loading.folder import ModelFolder, read_folder
+from sojourn.inference.pipeline.pipeline import Pipeline
+from sojourn.inference.pipeline.workflow import components_of, workflow_leaves
+
+
+class DeviceChoice(StrEnum):
+    """Where to run."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Precision(StrEnum):
+    """What to compute in; the names are torch's."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+
+
+def load_pipeline(
+    path: Path,
+    *,
+    device: DeviceChoice = DeviceChoice.AUTO,
+    precision: Precision = Precision.BFLOAT16,
+    model_name: str | None = None,
+    fingerprint_cache: Path | None = None,
+) -> Pipeline:
+    """Loads a diffusers modular model folder. Nothing is downloaded.
+
+    Args:
+        path: The folder.
+        device: Where to run; AUTO takes CUDA where there is one.
+        precision: What to compute in, but for the modules that their classes keep in float32.
+        model_name: Name to serve it under; the folder's own by default.
+        fingerprint_cache: Folder to keep the digests of weight files in between starts.
+
+    Raises:
+        ModelError: The folder cannot be served; the reason says why.
+        Unsupported: CUDA was asked for and there is none.
+    """
+    torch_device = _torch_device(device)
+    _quieten_libraries()
+    folder = read_folder(path)
+    family = family_of(folder)
+    _check_serves_something(folder, family)
+    dtype: torch.dtype = getattr(torch, precision.value)
+    components = {
+        name: build_component(part, dtype=dtype, device=torch_device) for name, part in folder.components.items()
+    }
+    return Pipeline(
+        model_name=model_name or path.resolve().name,
+        family=family,
+        stock=_stock_pipeline(folder, family, components),
+        components=components,
+        device=torch_device,
+        dtype=dtype,
+        fingerprint=_fingerprint(components, fingerprint_cache),
+    )
+
+
+def _torch_device(choice: DeviceChoice) -> torch.device:
+    there = torch.cuda.is_available()
+    if choice is DeviceChoice.CUDA and not there:
+        raise Unsupported("device cuda was asked for and torch sees none; ask for cpu, or check driver and torch build")
+    return torch.device("cuda:0" if there and choice is not DeviceChoice.CPU else "cpu")
+
+
+def _quieten_libraries() -> None:
+    """Silences what the libraries print: their errors reach us as exceptions, their progress as events."""
+    for library in (diffusers, transformers):
+        library.utils.logging.set_verbosity(logging.CRITICAL)
+        library.utils.logging.disable_progress_bar()
+
+
+def _check_serves_something(folder: ModelFolder, family: Family) -> None:
+    """Refuses a folder in which every workflow lacks a component."""
+    needs = (components_of(workflow_leaves(family, workflow)) for workflow in family.media)
+    lacking = min((sorted(need - folder.components.keys()) for need in needs), key=len)
+    if lacking:
+        raise ModelError(
+            errors.COMPONENT_MISSING,
+            folder.absent.get(lacking[0], folder.path / lacking[0]),
+            f"component {lacking[0]} is missing, so no workflow of {family.name} can be served; fetch the whole folder",
+        )
+
+
+def _stock_pipeline(folder: ModelFolder, family: Family, components: Mapping[str, Component]) -> Any:
+    """Makes the stock pipeline object with our components in it. Of the index it is given the values alone."""
+    pipeline_class = getattr(diffusers, folder.pipeline_class)
+    stock = pipeline_class(blocks=getattr(diffusers, family.blocks_class)(), modular_config_dict=dict(folder.values))
+    for name, component in components.items():
+        setattr(stock, name, component.value)
+    return stock
+
+
+def _fingerprint(components: Mapping[str, Component], cache: Path | None) -> BackgroundFingerprint:
+    files = {name: component.files for name, component in components.items()}
+    return BackgroundFingerprint(lambda: checkpoint_fingerprint(files, cache=cache))

@@ -1,0 +1,202 @@
+"""Runs requests on a loaded model.
+
+The model's modules are shared by all requests and never changed by one. What a request changes is its own: a shallow
+copy of the stock pipeline object that holds copies of the schedulers, a pipeline state, a generator, and its watch. So
+nothing has to be put back after a failure, and requests may run side by side.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers.modular_pipelines.modular_pipeline import PipelineState
+
+from sojourn.inference.errors import FieldViolation, InvalidRequest, Unsupported
+from sojourn.inference.families.family import Family, Medium
+from sojourn.inference.loading.components import Component
+from sojourn.inference.loading.fingerprint import BackgroundFingerprint
+from sojourn.inference.pipeline.guards import EVALUATIONS_INPUT, WATCH_INPUT
+from sojourn.inference.pipeline.workflow import components_of, guarded, workflow_leaves
+from sojourn.inference.requests import Clip, Defaults, GenerationRequest, Limits, Workflow
+from sojourn.inference.watch import Stage, Watch
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComponentSummary:
+    """One component as GetInfo tells of it."""
+
+    name: str
+    class_name: str
+    parameters: int
+    size_bytes: int
+
+
+class Pipeline:
+    """A loaded model that makes clips.
+
+    Attributes:
+        model_name: Name of the model.
+        family: What is known of its family.
+        device: Where it runs.
+        dtype: Of its computation.
+        limits: What a request may ask for.
+        defaults: What a request gets that does not say.
+        components: Its components by name, in the order of the model's index.
+        unavailable: Why a workflow cannot be served, for those that cannot.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_name: str,
+        family: Family,
+        stock: Any,
+        components: Mapping[str, Component],
+        device: torch.device,
+        dtype: torch.dtype,
+        fingerprint: BackgroundFingerprint,
+    ) -> None:
+        self.model_name = model_name
+        self.family = family
+        self.device = device
+        self.dtype = dtype
+        self.components = components
+        self.limits: Limits = family.limits(stock)
+        self.defaults: Defaults = family.defaults(stock)
+        self._stock = stock
+        self._fingerprint = fingerprint
+        leaves = {workflow: workflow_leaves(family, workflow) for workflow in family.media}
+        self.unavailable: Mapping[Workflow, str] = {
+            workflow: reason for workflow in leaves if (reason := self._obstacle(workflow, leaves[workflow]))
+        }
+        self._blocks = {
+            (workflow, until): guarded(blocks, family.stages, until=until)
+            for workflow, blocks in leaves.items()
+            for until in (Stage.DENOISE, Stage.DECODE)
+        }
+
+    def _obstacle(self, workflow: Workflow, leaves: Mapping[str, Any]) -> str | None:
+        """Says why a workflow cannot be served; None where it can."""
+        missing = sorted(name for name in components_of(leaves) if getattr(self._stock, name, None) is None)
+        if missing:
+            return f"the model folder has no {', '.join(missing)}; fetch the model's whole folder"
+        blind = self.family.media[workflow] - self._media()
+        return _install_advice(blind) if blind else None
+
+    def _media(self) -> frozenset[Medium]:
+        """What the processor can show to the text encoder."""
+        processor = getattr(self._stock, "processor", None)
+        present = {medium for medium in Medium if getattr(processor, f"{medium}_processor", None) is not None}
+        return frozenset(present)
+
+    @property
+    def workflows(self) -> tuple[Workflow, ...]:
+        """Workflows that can be served: weights loaded, pre-processing installed."""
+        return tuple(workflow for workflow in self.family.media if workflow not in self.unavailable)
+
+    @property
+    def frames_per_second(self) -> float:
+        """Rate of the clips."""
+        return self.family.frames_per_second
+
+    @property
+    def dtype_name(self) -> str:
+        """Name of the dtype of the computation, such as "bfloat16"."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def summaries(self) -> tuple[ComponentSummary, ...]:
+        """Says what the model consists of."""
+        return tuple(
+            ComponentSummary(
+                name=part.name, class_name=part.class_name, parameters=part.parameters, size_bytes=part.size_bytes
+            )
+            for part in self.components.values()
+        )
+
+    def fingerprint(self) -> str:
+        """Returns SHA-256 over the checkpoint's tensors, waiting for it where it is not known yet."""
+        return self._fingerprint.result()
+
+    @property
+    def known_fingerprint(self) -> str:
+        """The fingerprint, or "" while it is being computed. Never waits."""
+        return self._fingerprint.known or ""
+
+    def count_tokens(self, prompt: str) -> int:
+        """Counts a prompt's tokens in the model's own tokenizer."""
+        return self.family.count_tokens(self._stock, prompt)
+
+    def resolve_canvas(self, aspect_width: float, aspect_height: float) -> tuple[int, int]:
+        """Returns the canvas (width, height) in pixels for an aspect ratio, or for the size of a keyframe.
+
+        Raises:
+            InvalidRequest: The ratio is not within the limits.
+        """
+        try:
+            return self.family.canvas(self._stock, aspect_width, aspect_height)
+        except ValueError as error:
+            raise InvalidRequest(FieldViolation("aspect_ratio", str(error))) from error
+
+    def check(self, request: GenerationRequest) -> None:
+        """Refuses what this model or installation cannot do, before any work.
+
+        Raises:
+            Unsupported: The workflow, or a kind of reference, cannot be served; the message says what to change.
+        """
+        if request.workflow in self.unavailable:
+            raise Unsupported(
+                f"{self.model_name} cannot serve workflow {request.workflow}: {self.unavailable[request.workflow]}"
+            )
+        blind = self.family.media_of(request) - self._media()
+        if blind:
+            raise Unsupported(f"{self.model_name} cannot take {_install_advice(blind)}")
+
+    def run_clip(self, request: GenerationRequest, clip_index: int, watch: Watch) -> Clip:
+        """Makes one clip of a request. May be called from several threads at once.
+
+        Args:
+            request: The request; every value within the limits.
+            clip_index: Which clip; its seed is `request.seeds[clip_index]`.
+            watch: Hears of stages and steps and stops the run.
+
+        Returns:
+            The clip; frames and audio only where the request needs them.
+
+        Raises:
+            Unsupported: See `check`.
+            RequestStopped: Cancelled, out of time, or a NaN or infinity came up.
+        """
+        self.check(request)
+        until = Stage.DECODE if request.decodes else Stage.DENOISE
+        blocks = self._blocks[request.workflow, until]
+        schedule = self.family.schedule(self._stock, request)
+        state = PipelineState()
+        for name, value in self.family.inputs(request).items():
+            state.set(name, value)
+        # Noise is drawn on the CPU whatever the device: a seed means the same noise everywhere.
+        state.set("generator", torch.Generator().manual_seed(request.seeds[clip_index]))
+        state.set(EVALUATIONS_INPUT, schedule.evaluations)
+        state.set(WATCH_INPUT, watch)
+        with torch.no_grad():
+            blocks(self._for_request(schedule.schedulers), state)
+        return self.family.clip(state.values)
+
+    def _for_request(self, schedulers: Mapping[str, Any]) -> Any:
+        """Returns a shallow copy of the stock pipeline object that holds the request's own schedulers."""
+        stock = copy.copy(self._stock)
+        for name, scheduler in schedulers.items():
+            setattr(stock, name, scheduler)
+        return stock
+
+
+def _install_advice(media: frozenset[Medium]) -> str:
+    """Says what a model or installation lacks to take such media."""
+    advice = {
+        Medium.IMAGE: "pictures: its folder configures no image processor (processor/preprocessor_config.json), "
+        "so install a model whose processor has one",
+        Medium.VIDEO: "video references: their pre-processing needs torchvision, so pip install torchvision "
+        "beside a matching torch, and a model whose folder configures a video processor",
+    }
+    return "; ".join(advice[medium] for medium in sorted(media))

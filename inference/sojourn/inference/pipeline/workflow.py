@@ -1,0 +1,76 @@
+"""The blocks of one workflow, flat, with guards in between.
+
+diffusers resolves a workflow to the very blocks that it would run for such a request, as one flat sequence whose names
+begin with the top-level block. Between any two of them stands a checkpoint, before the first of each stage a boundary,
+and at the end of the denoising loop a guard.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import diffusers
+from diffusers.modular_pipelines import ModularPipelineBlocks, SequentialPipelineBlocks
+from diffusers.modular_pipelines.modular_pipeline import LoopSequentialPipelineBlocks
+
+from sojourn.inference.families.family import Family
+from sojourn.inference.pipeline.guards import Checkpoint, StageBoundary, StepGuard
+from sojourn.inference.requests import Workflow
+from sojourn.inference.watch import Stage
+
+
+def workflow_leaves(family: Family, workflow: Workflow) -> Mapping[str, ModularPipelineBlocks]:
+    """Returns the stock blocks of a workflow in order, by name such as "denoise.set_timesteps"; they are new ones."""
+    blocks = getattr(diffusers, family.blocks_class)()
+    return dict(blocks.get_workflow(workflow.value).sub_blocks)
+
+
+def components_of(leaves: Mapping[str, ModularPipelineBlocks]) -> frozenset[str]:
+    """Returns the names of the components that a workflow's blocks use and a model folder has to bring."""
+    specs = (spec for block in leaves.values() for spec in block.expected_components)
+    return frozenset(spec.name for spec in specs if spec.default_creation_method == "from_pretrained")
+
+
+def guarded(
+    leaves: Mapping[str, ModularPipelineBlocks], stages: Mapping[str, Stage], *, until: Stage
+) -> SequentialPipelineBlocks:
+    """Returns the leaves up to and with stage `until`, guarded.
+
+    Args:
+        leaves: The blocks of a workflow, by name. Loops among them get their guard in place, once.
+        stages: The stage of each top-level block.
+        until: The last stage to run.
+    """
+    order = list(Stage)
+    kept = [(name, block) for name, block in leaves.items() if order.index(_stage(name, stages)) <= order.index(until)]
+    return SequentialPipelineBlocks.from_blocks_dict(dict(_with_guards(kept, stages)))
+
+
+def _with_guards(
+    leaves: Iterable[tuple[str, ModularPipelineBlocks]], stages: Mapping[str, Stage]
+) -> Iterator[tuple[str, ModularPipelineBlocks]]:
+    running: Stage | None = None
+    for name, block in leaves:
+        stage = _stage(name, stages)
+        if stage is not running:
+            running = stage
+            yield f"{name}.begin", StageBoundary(stage)
+        yield name, block
+        if isinstance(block, LoopSequentialPipelineBlocks):
+            _guard_loop(block)
+            yield f"{name}.check", Checkpoint(stage, ())
+        else:
+            yield f"{name}.check", Checkpoint(stage, _output_names(block))
+
+
+def _stage(name: str, stages: Mapping[str, Stage]) -> Stage:
+    return stages[name.partition(".")[0]]
+
+
+def _guard_loop(loop: LoopSequentialPipelineBlocks) -> None:
+    """Puts the guard at the end of each iteration and silences the loop's own progress bar."""
+    loop.sub_blocks.setdefault("guard", StepGuard(_output_names(loop)))
+    loop.set_progress_bar_config(disable=True)
+
+
+def _output_names(block: Any) -> list[str]:
+    return [output.name for output in block.intermediate_outputs]
