@@ -4,8 +4,9 @@ Registration order is a guess: diffusers models call blocks in other orders, ski
 first pass only records, and every later one is predicted from the pass before it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 
 @dataclass(frozen=True)
@@ -45,22 +46,24 @@ class CallOrder:
         found = next((i for i in (*ahead, *range(self.position + 1)) if self.known[i] == layer), None)
         return self.position if found is None else found
 
-    def upcoming(self, count: int, *, among: Sequence[int] | None = None) -> tuple[int, ...]:
-        """The next distinct layers after the running one, into the head of the next pass.
+    def ahead(self) -> Iterator[int]:
+        """The layers after the running one as they are expected, each once, into the head of the next pass."""
+        seen: set[int] = set()
+        for i in range(1, len(self.known) + 1):
+            layer = self.known[(self.position + i) % len(self.known)]
+            if layer not in seen:
+                seen.add(layer)
+                yield layer
+
+    def upcoming(self, count: int, *, among: Container[int]) -> tuple[int, ...]:
+        """The next distinct layers of a set.
 
         Args:
             count: How many at most.
-            among: Only these layers; None for all.
+            among: Only these layers.
         """
-        wanted: list[int] = []
-        for i in range(1, len(self.known) + 1):
-            if len(wanted) == count:
-                break
-            layer = self.known[(self.position + i) % len(self.known)]
-            if layer not in wanted and (among is None or layer in among):
-                wanted.append(layer)
-        return tuple(wanted)
+        return tuple(islice((layer for layer in self.ahead() if layer in among), count))
 
-    def upcoming_head(self, count: int, *, among: Sequence[int] | None = None) -> tuple[int, ...]:
+    def upcoming_head(self, count: int, *, among: Container[int]) -> tuple[int, ...]:
         """The first distinct layers of a pass that has not begun."""
         return replace(self, position=-1).upcoming(count, among=among)

@@ -95,7 +95,7 @@ class LayerWindow:
         """A use begins: fetches what stays, then the head of the stream; waits for neither."""
         self._prefetching = True
         resident = [i for i in range(len(self.stack.layers)) if i not in self.streamed]
-        self._fetch_ahead([*resident, *self.order.upcoming_head(self.prefetch, among=sorted(self.streamed))])
+        self._fetch_ahead([*resident, *self.order.upcoming_head(self.prefetch, among=self.streamed)])
 
     def release(self) -> None:
         """A use ends: everything leaves the device. The host's copies were never touched."""
@@ -122,7 +122,7 @@ class LayerWindow:
     def end_pass(self) -> None:
         """The component's forward has ended well: its calls are known now, and with them the head of the next pass."""
         self.order = self.order.ended()
-        head = self.order.upcoming_head(self.prefetch, among=sorted(self.streamed))
+        head = self.order.upcoming_head(self.prefetch, among=self.streamed)
         self._drop_all_but(set(head))
         self._fetch_ahead(head)
 
@@ -130,7 +130,7 @@ class LayerWindow:
         """A layer is about to compute: its weights are complete on the device when this returns to the stream."""
         began = time.perf_counter()
         self.order = self.order.called(layer)
-        upcoming = self.order.upcoming(self.prefetch, among=sorted(self.streamed))
+        upcoming = self.order.upcoming(self.prefetch, among=self.streamed)
         self._drop_all_but({layer, *upcoming})
         self._fetch(layer)
         for unit in self._units_of[layer]:
@@ -140,7 +140,7 @@ class LayerWindow:
 
     def leave(self, layer: int) -> None:
         """A layer has been issued: its weights may go unless they are wanted again at once."""
-        if layer in self.streamed and layer not in self.order.upcoming(self.prefetch, among=sorted(self.streamed)):
+        if layer in self.streamed and layer not in self.order.upcoming(self.prefetch, among=self.streamed):
             self._drop(layer)
 
     # Units

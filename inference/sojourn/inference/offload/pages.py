@@ -1,0 +1,357 @@
+"""The window on devices that compute where the weights are mapped: advice about pages instead of copies.
+
+A pass over the layers is a cyclic scan, and a cache that drops what was used longest ago serves a scan larger than
+itself worst of all: it always drops what is needed next. So a fixed part of the bytes stays, a prefix of the pass or
+spread over it; the others are paged out right behind their use, before the kernel has to choose a victim, and are
+read ahead of it. Measured on 3072 MiB under a cap of 2048 MiB: LRU re-reads 3072 MiB a pass, this the 1536 MiB that
+do not fit (MADV_COLD in place of MADV_PAGEOUT changes nothing).
+
+Room is measured before every pass, so what is kept follows a cap that moves. Weights are only ever read from the
+mapping: advice can make a pass slow, never wrong.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from sojourn.inference.offload.adviser import Adviser, Job, PageAdvice
+from sojourn.inference.offload.observer import Fallback, Observer, silent
+from sojourn.inference.offload.order import CallOrder
+from sojourn.inference.offload.room import Room
+from sojourn.inference.offload.settings import ResidentPolicy
+from sojourn.inference.offload.spans import Span, divided, merged, size_of, whole_pages, without
+from sojourn.residencyd.kernel.errors import KernelError
+from sojourn.residencyd.kernel.maps import Lookup
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+# What is on its way ahead of the computation, besides the module that runs. Enough to keep a disk of 3 GB/s busy over
+# a module of 10 ms; every byte of it is one that the prefix cannot have.
+READ_AHEAD_BYTES = 32 << 20
+
+# Modules with less than this stay: a hook costs about as much as reading so little from the page cache.
+MIN_PIECE_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """The mapped weights of one module of a layer: what is brought in and given back as one.
+
+    Attributes:
+        module: Whose forward uses them.
+        spans: Whole pages of its own weights, in order of address.
+    """
+
+    module: nn.Module
+    spans: tuple[Span, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Its pages."""
+        return size_of(self.spans)
+
+
+def find_pieces(layers: Sequence[nn.Module], mappings: Lookup, *, min_bytes: int = MIN_PIECE_BYTES) -> list[Piece]:
+    """The modules of the layers whose weights lie in file mappings, in registration order.
+
+    Weights of several modules that share a page, or are tied, belong to the first of them.
+
+    Args:
+        layers: Repeated layers.
+        mappings: Of this process.
+        min_bytes: Modules with less are left out.
+    """
+    pieces, taken = [], set[int]()
+    for layer in layers:
+        for module in layer.modules():
+            own = [p for p in module.parameters(recurse=False) if p.data_ptr() not in taken]
+            taken.update(p.data_ptr() for p in own)
+            spans = whole_pages(mapped_spans(own, mappings))
+            if size_of(spans) >= min_bytes:
+                pieces.append(Piece(module=module, spans=spans))
+    return pieces
+
+
+def mapped_spans(tensors: Sequence[torch.Tensor], mappings: Lookup) -> list[Span]:
+    """Where tensors of the CPU lie, as far as that is in regular files."""
+    return [
+        Span(tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size())
+        for tensor in tensors
+        if tensor.device.type == "cpu" and tensor.numel() and is_file_backed(tensor.data_ptr(), mappings)
+    ]
+
+
+def is_file_backed(address: int, mappings: Lookup) -> bool:
+    """Whether the kernel can drop the page at an address and read it again: a regular file, no memfd or shared memory.
+
+    Args:
+        address: Of this process.
+        mappings: Of this process.
+    """
+    found = mappings.overlapping(address, address + 1)
+    return bool(found) and found[0].inode != 0 and not found[0].name.startswith(_MEMORY_FILES)
+
+
+_MEMORY_FILES = ("/memfd:", "/dev/", "/SYSV", "[")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassPlan:
+    """What a pass keeps and what it streams.
+
+    Attributes:
+        kept_bytes: Stay in memory from pass to pass.
+        streamed: Spans to give back after use, by index of the piece; empty for pieces that stay.
+    """
+
+    kept_bytes: int
+    streamed: tuple[tuple[Span, ...], ...]
+
+    @property
+    def streamed_bytes(self) -> int:
+        """What every pass reads again."""
+        return sum(map(size_of, self.streamed))
+
+
+def plan_pass(
+    pieces: Sequence[tuple[Span, ...]],
+    order: Sequence[int],
+    *,
+    room_bytes: int,
+    window_bytes: int,
+    policy: ResidentPolicy = ResidentPolicy.STRIDED,
+) -> PassPlan:
+    """Keeps as many bytes as leave room for the window; everything if everything fits.
+
+    Which bytes are kept makes no difference to how many are read. Leading keeps a prefix, so that all the reading
+    comes at the end of a pass; strided spreads the streamed ones evenly, so that the disk has the computation of the
+    kept ones to hide behind.
+
+    Args:
+        pieces: Spans of each piece.
+        order: Indices of the pieces in the order of their use; those that are missing stream.
+        room_bytes: What may be in memory of these pieces.
+        window_bytes: What must be free for pieces that are in use or on their way.
+        policy: Which ones are kept.
+    """
+    sizes = [size_of(spans) for spans in pieces]
+    total = sum(sizes)
+    if total <= room_bytes:
+        return PassPlan(kept_bytes=total, streamed=((),) * len(pieces))
+    excess = total - max(0, room_bytes - window_bytes)
+    used = list(dict.fromkeys(order))
+    unused = [i for i in range(len(pieces)) if i not in used]
+    streamed: list[tuple[Span, ...]] = [()] * len(pieces)
+    for index in [*unused, *_victims(used, sizes, excess, policy)]:
+        if excess <= 0:
+            break
+        kept, streamed[index] = divided(pieces[index], sizes[index] - excess)
+        excess -= sizes[index] - size_of(kept)
+    return PassPlan(kept_bytes=total - sum(map(size_of, streamed)), streamed=tuple(streamed))
+
+
+def _victims(order: Sequence[int], sizes: Sequence[int], excess_bytes: int, policy: ResidentPolicy) -> Iterator[int]:
+    """Pieces in the order in which they are to stream until the excess is met; all of them, in the end."""
+    if policy is ResidentPolicy.LEADING:
+        yield from reversed(order)
+        return
+    share = excess_bytes / max(1, sum(sizes[i] for i in order))
+    due, passed_over = 0.0, []
+    for index in order:
+        due += share * sizes[index]
+        if due >= sizes[index] / 2:
+            due -= sizes[index]
+            yield index
+        else:
+            passed_over.append(index)
+    yield from passed_over
+
+
+class PageWindow:
+    """Gives page advice around the modules of a component. All methods are called from threads that compute.
+
+    Args:
+        name: Of the component, for metrics.
+        pieces: What can stream.
+        room: Measures what may be in memory, given the spans of all pieces.
+        adviser: Carries the advice out.
+        policy: Which pieces stay.
+        fixed_bytes: Mapped weights of the component that are no pieces: every pass uses them, they stay.
+        anonymous: Reads what the process has allocated, to learn what a pass takes.
+        read_ahead_bytes: On their way ahead of the module that runs.
+        resident: Counts the bytes of spans that are in memory, to verify what was paged out.
+        advice: The kernel calls.
+        observer: Told of page-outs and waits.
+        warn: Called with a text at the first failure.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pieces: Sequence[Piece],
+        *,
+        room: Callable[[Sequence[Span]], Room],
+        adviser: Adviser,
+        resident: Callable[[Sequence[Span]], int],
+        policy: ResidentPolicy = ResidentPolicy.STRIDED,
+        fixed_bytes: int = 0,
+        anonymous: Callable[[], int] = lambda: 0,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+        advice: PageAdvice | None = None,
+        observer: Observer = silent,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.name = name
+        self.pieces = tuple(pieces)
+        self.order = CallOrder.of(len(self.pieces))
+        self.spans = merged(span for piece in self.pieces for span in piece.spans)
+        self.plan = PassPlan(kept_bytes=size_of(self.spans), streamed=((),) * len(self.pieces))
+        self._room = room
+        self._adviser = adviser
+        self._resident = resident
+        self._policy = policy
+        self._fixed_bytes = fixed_bytes
+        self._anonymous = anonymous
+        self._read_ahead_bytes = read_ahead_bytes
+        self._advice = advice or PageAdvice()
+        self._observer = observer
+        self._warn = warn
+        self._warned = False
+        self._ahead: dict[int, Job] = {}
+        self._given_back: list[Span] = []
+        self._peak_bytes = 0
+        self._largest_bytes = max((piece.size_bytes for piece in self.pieces), default=0)
+
+    # The life of a pass
+
+    @property
+    def streams(self) -> bool:
+        """Whether this pass gives anything back."""
+        return self.plan.streamed_bytes > 0
+
+    def begin_pass(self) -> None:
+        """Measures the room and decides what this pass keeps."""
+        self.order = self.order.begun()
+        try:
+            if self.streams:
+                self._adviser.drain()
+                self._account()
+            room = self._room(self.spans)
+        except (KernelError, OSError) as error:
+            self._fell_back(f"the room cannot be measured: {error}")
+            return
+        coming_bytes = max(0, self._peak_bytes - self._anonymous())
+        self.plan = plan_pass(
+            [piece.spans for piece in self.pieces],
+            self.order.known,
+            room_bytes=room.for_weights(coming_bytes=coming_bytes) - self._fixed_bytes,
+            window_bytes=self._largest_bytes + self._read_ahead_bytes,
+            policy=self._policy,
+        )
+        self._peak_bytes = 0
+        self._read_on()
+
+    def end_pass(self) -> None:
+        """The component's forward has ended well: its calls are known now."""
+        self.order = self.order.ended()
+
+    def enter(self, index: int) -> None:
+        """A module is about to compute: waits for its pages if they are on their way, and sends for the next ones."""
+        self.order = self.order.called(index)
+        began = time.perf_counter()
+        job = self._ahead.pop(index, None)
+        if job is not None:
+            job.done.wait()
+            self._observer.waited(component=self.name, seconds=time.perf_counter() - began)
+        self._read_on()
+
+    def leave(self, index: int) -> None:
+        """A module has computed: what streams of it goes."""
+        self._peak_bytes = max(self._peak_bytes, self._anonymous())
+        self._give_back(index)
+
+    def _read_on(self) -> None:
+        """Sends for the next streamed pieces, and gives back what was sent for and is no longer next."""
+        wanted = list(self._next_streamed())
+        for index in [index for index in self._ahead if index not in wanted]:
+            del self._ahead[index]
+            self._give_back(index)
+        for index in wanted:
+            if index not in self._ahead:
+                self._ahead[index] = self._adviser.submit(self._advice.populate, self.plan.streamed[index])
+
+    def _next_streamed(self) -> Iterator[int]:
+        """The next streamed pieces, one at least, and no more than the read-ahead holds."""
+        if not self.streams:
+            return
+        left = self._read_ahead_bytes
+        for index in self.order.ahead():
+            if size := size_of(self.plan.streamed[index]):
+                if size > left < self._read_ahead_bytes:
+                    return
+                yield index
+                left -= size
+
+    def _give_back(self, index: int) -> None:
+        if spans := self.plan.streamed[index]:
+            self._adviser.submit(self._advice.page_out, spans)
+            self._given_back.extend(spans)
+
+    def _account(self) -> None:
+        """What the last pass gave back and what is gone of it; what was sent for again since is left out."""
+        spans = without(self._given_back, [span for index in self._ahead for span in self.plan.streamed[index]])
+        self._given_back = []
+        requested = size_of(spans)
+        if requested:
+            verified = max(0, requested - self._resident(spans))
+            self._observer.paged_out(component=self.name, requested_bytes=requested, verified_bytes=verified)
+
+    def _fell_back(self, why: str) -> None:
+        self._observer.fell_back(reason=Fallback.PREFETCH)
+        if not self._warned:
+            self._warned = True
+            self._warn(f"{self.name}: the kernel alone decides which weights stay in memory: {why}")
+
+
+def hook_pages(component: nn.Module, window: PageWindow, *, check: Callable[[], None]) -> Callable[[], None]:
+    """Makes the component's forward drive the window; returns what undoes it.
+
+    The pieces are hooked only while something streams: a hook on every module costs about 10 µs a call.
+
+    Args:
+        component: The module that holds the pieces.
+        window: Over it.
+        check: Called before every pass; raises if the weights are no longer whole.
+    """
+    handles: list[RemovableHandle] = []
+
+    def begin(*_: object) -> None:
+        check()
+        window.begin_pass()
+        if window.streams and not handles:
+            handles.extend(_hook_pieces(window))
+        elif not window.streams:
+            detach()
+
+    def detach() -> None:
+        while handles:
+            handles.pop().remove()
+
+    passes = [
+        component.register_forward_pre_hook(begin, prepend=True),
+        component.register_forward_hook(lambda *_: window.end_pass()),
+    ]
+
+    def undo() -> None:
+        detach()
+        while passes:
+            passes.pop().remove()
+
+    return undo
+
+
+def _hook_pieces(window: PageWindow) -> Iterator[RemovableHandle]:
+    for index, piece in enumerate(window.pieces):
+        yield piece.module.register_forward_pre_hook(lambda *_, i=index: window.enter(i), prepend=True)
+        yield piece.module.register_forward_hook(lambda *_, i=index: window.leave(i), always_call=True)
