@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sojourn.residencyd.kernel import page_cache, syscalls
 from sojourn.residencyd.kernel.errors import NotOwner, NotSupported
-from sojourn.residencyd.kernel.page_cache import CacheEstimate, cachestat, sample
+from sojourn.residencyd.kernel.page_cache import CacheEstimate, cachestat, is_own, mincore, sample
 
 from tests.residencyd.children import MIB, NOBODY, PAGE, filled, run_as
 
@@ -54,10 +54,33 @@ def test_sampling_of_little_and_of_nothing(half_cached: Path) -> None:
         assert sample(file.fileno(), length=100) == CacheEstimate(100, 1)
 
 
+def test_mincore_of_an_own_file_equals_fincore(half_cached: Path) -> None:
+    with half_cached.open("rb") as file:
+        assert mincore(file.fileno(), length=16 * MIB) == fincore(half_cached)
+        assert mincore(file.fileno(), offset=12 * MIB, length=4 * MIB) == 0
+        assert mincore(file.fileno(), length=0) == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "gids", "own"),
+    [
+        (0o444, (7, 7), (9,), True),
+        (0o644, (0, 0), (9,), False),
+        (0o664, (0, 9), (9,), True),
+        (0o646, (0, 9), (9,), False),
+        (0o666, (0, 0), (9,), True),
+    ],
+)
+def test_whose_a_file_is(mode: int, owner: tuple[int, int], gids: tuple[int, ...], own: bool) -> None:
+    file = os.stat_result((mode, 1, 1, 1, *owner, 0, 0, 0, 0))
+    assert is_own(file, uid=7, gids=gids) is own
+    assert is_own(file, uid=7, gids=gids, privileged=True)
+
+
 BY_A_STRANGER = """
 import json, os, sys
 from sojourn.residencyd.kernel.errors import NotOwner
-from sojourn.residencyd.kernel.page_cache import cachestat, sample
+from sojourn.residencyd.kernel.page_cache import cachestat, mincore, sample
 become()
 file = os.open(sys.argv[1], os.O_RDONLY)
 try:
@@ -65,6 +88,10 @@ try:
     refused = ""
 except NotOwner as error:
     refused = error.reason
+try:
+    mincore(file, length=1)
+except NotOwner as error:
+    refused += "," + error.reason
 print(json.dumps([refused, sample(file, length=os.fstat(file).st_size).cached_bytes]))
 """
 
@@ -72,8 +99,29 @@ print(json.dumps([refused, sample(file, length=os.fstat(file).st_size).cached_by
 @pytest.mark.usefixtures("as_root")
 def test_a_stranger_is_refused_and_may_sample(half_cached: Path) -> None:
     refused, estimate = run_as(NOBODY, BY_A_STRANGER, str(half_cached))
-    assert refused == "not_owner"
+    assert refused == "not_owner,not_owner"
     assert abs(estimate - 8 * MIB) <= MIB
+
+
+@pytest.mark.usefixtures("as_root")
+def test_on_overlayfs_only_mincore_tells_the_truth(tmp_path: Path) -> None:
+    folders = {name: tmp_path / name for name in ("lower", "upper", "work", "merged")}
+    for folder in folders.values():
+        folder.mkdir()
+    below = filled(folders["lower"] / "weights", 4 * MIB)
+    options = "lowerdir={lower},upperdir={upper},workdir={work}".format(**folders)
+    done = subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, folders["merged"]], check=False)
+    if done.returncode:
+        pytest.skip("overlayfs cannot be mounted here")
+    try:
+        with below.open("rb") as file:
+            os.posix_fadvise(file.fileno(), MIB, 3 * MIB, os.POSIX_FADV_DONTNEED)
+        with (folders["merged"] / "weights").open("rb") as file:
+            with pytest.raises(NotSupported):
+                cachestat(file.fileno(), file_system="overlay")
+            assert mincore(file.fileno(), length=4 * MIB) == fincore(below) == MIB
+    finally:
+        subprocess.run(["umount", folders["merged"]], check=True)
 
 
 def test_overlay_files_are_not_asked_about(half_cached: Path) -> None:

@@ -5,12 +5,15 @@ which are checked for here: a reader that neither owns the file nor may write it
 own inode holds no pages, it reports 0. There remains `sample`: one byte at a time by preadv2(RWF_NOWAIT), which
 answers EAGAIN for what would have to be read first. It is an estimate, about 13 µs a probe, and it drags a little in.
 
-mincore(2) is no substitute: for a file that one neither owns nor may write it says that all is resident.
+mincore(2) says of a file that one neither owns nor may write that all of it is resident, so it is asked only about
+files of one's own. It sees through overlayfs, which neither of the others does, at 20 ms for 4 GiB.
 """
 
 import ctypes
 import errno
 import os
+import stat
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sojourn.residencyd.kernel import syscalls
@@ -50,6 +53,20 @@ class CacheEstimate:
 
     cached_bytes: int
     probes: int
+
+
+def is_own(file: os.stat_result, *, uid: int, gids: Collection[int], privileged: bool = False) -> bool:
+    """Whether a user owns a file or may write it: the kernel's condition for showing, and for dropping, its pages.
+
+    Args:
+        file: What stat says of it.
+        uid: File-system user.
+        gids: File-system group and supplementary groups.
+        privileged: Has CAP_FOWNER or CAP_DAC_OVERRIDE.
+    """
+    if privileged or file.st_uid == uid:
+        return True
+    return bool(file.st_mode & (stat.S_IWGRP if file.st_gid in gids else stat.S_IWOTH))
 
 
 class _Range(ctypes.Structure):
@@ -115,6 +132,35 @@ def sample(descriptor: int, *, offset: int = 0, length: int, samples: int = SAMP
         _is_cached(descriptor, buffer, offset + (2 * index + 1) * length // (2 * probes)) for index in range(probes)
     )
     return CacheEstimate(cached_bytes=length * hits // probes, probes=probes)
+
+
+def mincore(descriptor: int, *, offset: int = 0, length: int) -> int:
+    """Bytes of a file range in the page cache, by mapping it without touching it.
+
+    Args:
+        descriptor: An open file of one's own.
+        offset: Start in bytes; rounded down to a page.
+        length: In bytes.
+
+    Raises:
+        NotOwner: One neither owns the file nor may write it: the answer would be a lie.
+        NotSupported: The file cannot be mapped.
+    """
+    if length <= 0:
+        return 0
+    gids = {os.getegid(), *os.getgroups()}
+    if not is_own(os.fstat(descriptor), uid=os.geteuid(), gids=gids, privileged=os.geteuid() == 0):
+        raise NotOwner("mincore", why="neither owner nor writer of the file")
+    start = offset // PAGE_BYTES * PAGE_BYTES
+    try:
+        resident = syscalls.mincore(descriptor, start, offset + length - start)
+    except OSError as error:
+        raise NotSupported("mincore", why="the file cannot be mapped", number=error.errno or 0) from error
+    return PAGE_BYTES * (len(resident) - resident.translate(_RESIDENT_BIT).count(0))
+
+
+# Only the lowest bit of a byte of mincore's answer has a meaning.
+_RESIDENT_BIT = bytes(value & 1 for value in range(256))
 
 
 def _is_cached(descriptor: int, buffer: bytearray, offset: int) -> bool:

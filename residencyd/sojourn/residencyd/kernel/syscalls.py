@@ -4,6 +4,7 @@ Everything here raises OSError as the kernel meant it; the modules beside it tur
 """
 
 import ctypes
+import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.madvise.restype = ctypes.c_int
 _libc.syscall.restype = ctypes.c_long
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+_libc.mmap.restype = ctypes.c_ssize_t
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 
 def _checked(call: Callable[..., int], *arguments: Any) -> int:
@@ -51,6 +56,21 @@ def cachestat(descriptor: int, range_address: int, result_address: int) -> None:
         ctypes.c_void_p(result_address),
         ctypes.c_uint(0),
     )
+
+
+def mincore(descriptor: int, offset: int, length_bytes: int) -> bytes:
+    """One byte a page of a file range, its lowest bit set for a page in memory. The range is mapped for it only.
+
+    Raises:
+        OSError: As the kernel answered.
+    """
+    address = _checked(_libc.mmap, None, length_bytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, offset)
+    try:
+        pages = ctypes.create_string_buffer(-(-length_bytes // PAGE_BYTES))
+        _checked(_libc.mincore, address, length_bytes, pages)
+        return pages.raw
+    finally:
+        _libc.munmap(address, length_bytes)
 
 
 def iowr(number: int, size_bytes: int) -> int:
