@@ -12,8 +12,9 @@ from sojourn.inference.offload.budget import PinLedger
 from sojourn.inference.offload.courier import Courier
 from sojourn.inference.offload.hosting import HostingPlan, HostTier, LayerBytes, plan_hosting
 from sojourn.inference.offload.integrity import MappedFiles
+from sojourn.inference.offload.mapped import is_file_backed, mapped_spans
 from sojourn.inference.offload.observer import Observer, silent
-from sojourn.inference.offload.pages import PageWindow, find_pieces, hook_pages, is_file_backed, mapped_spans
+from sojourn.inference.offload.pages import PageWindow, find_pieces, hook_pages
 from sojourn.inference.offload.pinning import PinDriver, RegisterFailed, pin_filled, pinned_size_bytes
 from sojourn.inference.offload.room import RoomReader
 from sojourn.inference.offload.settings import (

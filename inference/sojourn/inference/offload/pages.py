@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from sojourn.inference.offload.adviser import Adviser, Job, PageAdvice
+from sojourn.inference.offload.mapped import mapped_spans
 from sojourn.inference.offload.observer import Fallback, Observer, silent
 from sojourn.inference.offload.order import CallOrder
 from sojourn.inference.offload.room import Room
@@ -71,29 +71,6 @@ def find_pieces(layers: Sequence[nn.Module], mappings: Lookup, *, min_bytes: int
             if size_of(spans) >= min_bytes:
                 pieces.append(Piece(module=module, spans=spans))
     return pieces
-
-
-def mapped_spans(tensors: Sequence[torch.Tensor], mappings: Lookup) -> list[Span]:
-    """Where tensors of the CPU lie, as far as that is in regular files."""
-    return [
-        Span(tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size())
-        for tensor in tensors
-        if tensor.device.type == "cpu" and tensor.numel() and is_file_backed(tensor.data_ptr(), mappings)
-    ]
-
-
-def is_file_backed(address: int, mappings: Lookup) -> bool:
-    """Whether the kernel can drop the page at an address and read it again: a regular file, no memfd or shared memory.
-
-    Args:
-        address: Of this process.
-        mappings: Of this process.
-    """
-    found = mappings.overlapping(address, address + 1)
-    return bool(found) and found[0].inode != 0 and not found[0].name.startswith(_MEMORY_FILES)
-
-
-_MEMORY_FILES = ("/memfd:", "/dev/", "/SYSV", "[")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ without a special case, and after the last layer the head of the next pass is al
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +108,16 @@ class LayerWindow:
     def held_layers(self) -> tuple[int, ...]:
         """Layers with memory on the device, on their way included."""
         return tuple(sorted({layer for loaded in self._loaded.values() for layer in loaded.users}))
+
+    def host_tensors(self) -> Iterator[torch.Tensor]:
+        """What the host keeps of the layers."""
+        for store in self.stores:
+            yield from (run for _, _, run in store.runs)
+
+    def device_tensors(self) -> Iterator[torch.Tensor]:
+        """The flat buffers on the device now."""
+        for loaded in list(self._loaded.values()):
+            yield from loaded.buffers.values()
 
     def device_bytes(self) -> int:
         """What the flat buffers on the device take."""
