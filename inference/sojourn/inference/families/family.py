@@ -1,10 +1,11 @@
 """The record that describes a family of models to the engine."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from sojourn.inference.errors import FieldViolation
 from sojourn.inference.requests import Clip, Defaults, GenerationRequest, Limits, Workflow
 from sojourn.inference.watch import Stage
 
@@ -46,6 +47,9 @@ class Family:
             ValueError where the ratio is out of bounds.
         count_tokens: Tokens of a prompt.
         media_of: What a request holds for the text encoder to see.
+        violations: What is wrong with the prompt and media of a request, beyond the limits.
+        decode_reference: One reference of a request from its kind ("image", "video", "audio") and encoded bytes;
+            ValueError where the bytes are not such a medium.
         schedule: The schedule of a request.
         inputs: A request as the keyword arguments of the blocks, all but generator and schedule.
         clip: The clip from the values that the blocks left.
@@ -62,6 +66,8 @@ class Family:
     canvas: Callable[[Any, float, float], tuple[int, int]]
     count_tokens: Callable[[Any, str], int]
     media_of: Callable[[GenerationRequest], frozenset[Medium]]
+    violations: Callable[[GenerationRequest], Sequence[FieldViolation]]
+    decode_reference: Callable[[str, bytes], object]
     schedule: Callable[[Any, GenerationRequest], Schedule]
     inputs: Callable[[GenerationRequest], Mapping[str, Any]]
     clip: Callable[[Mapping[str, Any]], Clip]

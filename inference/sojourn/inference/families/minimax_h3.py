@@ -5,17 +5,27 @@ below are ours, each with its reason. The workflow fl2va runs the same weights a
 """
 
 import copy
+import io
 import math
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import av
+from diffusers.modular_pipelines.minimax_h3 import (
+    MiniMaxH3AudioReference,
+    MiniMaxH3ImageReference,
+    MiniMaxH3VideoReference,
+)
 from diffusers.modular_pipelines.minimax_h3.modular_pipeline import (
     MINIMAX_H3_FPS,
     MINIMAX_H3_MAX_ASPECT_RATIO,
     MINIMAX_H3_MIN_ASPECT_RATIO,
     resolve_canvas_size,
 )
-
+from diffusers.modular_pipelines.minimax_h3.references import MiniMaxH3Reference
+from PIL import Image, ImageOps
+from sojourn.inference.errors import FieldViolation
 from sojourn.inference.families.family import Family, Medium, Schedule
 from sojourn.inference.requests import Clip, Defaults, GenerationRequest, Limits, Workflow
 from sojourn.inference.watch import Stage
@@ -32,6 +42,11 @@ _MAX_COUNT = 16
 _MAX_PROMPT_TOKENS = 4096
 _MAX_CHARACTERS_PER_TOKEN = 8
 _MAX_MEDIA_BYTES = 64 * 2**20
+# What the stock setup step takes.
+_MAX_REFERENCES = {"image": 9, "video": 3, "audio": 3}
+_MAX_ALL_REFERENCES = 12
+# Tokens that the blocks themselves put where pictures and videos go; in a prompt they would ask for ones that are not.
+_PLACEHOLDERS = ("<|image_pad|>", "<|video_pad|>")
 # The canvases of the model's own rule change at steps of the size multiple; this many ratios between the extremes
 # meet each of them, for multiples from 1/64 of the long edge on.
 _RATIOS_TRIED = 1025
@@ -113,6 +128,59 @@ def _media_of(request: GenerationRequest) -> frozenset[Medium]:
     return frozenset(media | {medium for medium in Medium if medium.value in kinds})
 
 
+def _violations(request: GenerationRequest) -> list[FieldViolation]:
+    """What the stock blocks would refuse half way through a run, told before it."""
+    found = [
+        FieldViolation("prompt", f"holds {token}, which stands for a picture or video; leave it out")
+        for token in _PLACEHOLDERS
+        if token in request.prompt
+    ]
+    return found + _reference_violations(list(request.references))
+
+
+def _reference_violations(references: Sequence[Any]) -> list[FieldViolation]:
+    kinds = [reference.kind for reference in references]
+    found = []
+    for kind, limit in _MAX_REFERENCES.items():
+        if kinds.count(kind) > limit:
+            found.append(f"holds {kinds.count(kind)} {kind} references, and at most {limit} are taken")
+    if len(kinds) > _MAX_ALL_REFERENCES:
+        found.append(f"holds {len(kinds)} references, and at most {_MAX_ALL_REFERENCES} are taken")
+    if set(kinds) == {"audio"}:
+        found.append("holds audio alone; add a picture or a video")
+    for index, reference in enumerate(references):
+        if reference.kind == "image" and not _is_within_ratio(*reference.image.size):
+            width, height = reference.image.size
+            found.append(f"picture at {index} is {width}x{height}, and its sides must be within 1:4 and 4:1")
+    return [FieldViolation("references", description) for description in found]
+
+
+def _is_within_ratio(width: int, height: int) -> bool:
+    return MINIMAX_H3_MIN_ASPECT_RATIO <= width / height <= MINIMAX_H3_MAX_ASPECT_RATIO
+
+
+def _decode_reference(kind: str, content: bytes) -> MiniMaxH3Reference:
+    """Decodes as the stock classes do from a file; pictures upright and RGB."""
+    if kind == "image":
+        return MiniMaxH3ImageReference(image=_decode_image(content))
+    reference_class = {"video": MiniMaxH3VideoReference, "audio": MiniMaxH3AudioReference}[kind]
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        try:
+            return reference_class.from_file(file.name)
+        except (av.error.FFmpegError, IndexError, RuntimeError, ValueError) as error:
+            raise ValueError(f"these bytes are no {kind} that can be decoded") from error
+
+
+def _decode_image(content: bytes) -> Image.Image:
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"these bytes are no picture that can be decoded: {error}") from error
+
+
 def _schedule(stock: Any, request: GenerationRequest) -> Schedule:
     """Copies both schedulers, so that neither shift nor position of one request is seen by another."""
     scheduler, audio_scheduler = copy.copy(stock.scheduler), copy.copy(stock.audio_scheduler)
@@ -173,6 +241,8 @@ MINIMAX_H3 = Family(
     canvas=_canvas,
     count_tokens=_count_tokens,
     media_of=_media_of,
+    violations=_violations,
+    decode_reference=_decode_reference,
     schedule=_schedule,
     inputs=_inputs,
     clip=_clip,

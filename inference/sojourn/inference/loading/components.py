@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-
 from sojourn.inference.errors import ModelError
 from sojourn.inference.loading import errors
 from sojourn.inference.loading.errors import WeightsError

@@ -8,6 +8,7 @@ and the digests of a file are kept under its identity (device, inode, size, mtim
 is given.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ from sojourn.inference.loading.safetensors_file import FileIdentity
 Digests = Mapping[str, Sequence[str]]
 # hashlib lets other threads run during an update of more than 2 KiB; pieces keep the reader interruptible.
 _PIECE_BYTES = 64 * 2**20
+_NICENESS = 19
 
 
 def checkpoint_fingerprint(files: Mapping[str, Sequence[MappedFile]], *, cache: Path | None = None) -> str:
@@ -81,7 +83,9 @@ def _read_kept(path: Path, file: MappedFile) -> Digests | None:
         return None
     if not isinstance(kept, dict) or set(kept) != set(file.file.tensors):
         return None
-    well_formed = all(isinstance(value, list) and [type(part) for part in value] == [str] * 3 for value in kept.values())
+    well_formed = all(
+        isinstance(value, list) and [type(part) for part in value] == [str] * 3 for value in kept.values()
+    )
     return kept if well_formed else None
 
 
@@ -93,7 +97,8 @@ def _keep(path: Path, digests: Digests) -> None:
         temporary.write_text(json.dumps(digests), "utf-8")
         temporary.replace(path)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 class BackgroundFingerprint:
@@ -107,6 +112,7 @@ class BackgroundFingerprint:
         self._lock = threading.Lock()
 
     def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # Linux: of this thread alone
         try:
             self._value = self._compute()
         except Exception as error:

@@ -165,9 +165,7 @@ def _read_component(index_path: Path, name: str, entry: list[Any], folder: Path)
     kind = next((k for suffix, k in _KIND_BY_SUFFIX.items() if class_name.endswith(suffix)), ComponentKind.MODEL)
     config = {}
     if kind in _CONFIG_NAMES:
-        config = _read_json(
-            folder / _CONFIG_NAMES[kind], missing=errors.CONFIG_MISSING, invalid=errors.CONFIG_INVALID
-        )
+        config = _read_json(folder / _CONFIG_NAMES[kind], missing=errors.CONFIG_MISSING, invalid=errors.CONFIG_INVALID)
     files = _weight_files(folder, entry[2].get("variant")) if kind is ComponentKind.MODEL else ()
     return ComponentFolder(
         name=name, library=library, class_name=class_name, kind=kind, path=folder, config=config, files=files

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-
 from sojourn.inference.loading import errors
 from sojourn.inference.loading.errors import WeightsError
 from sojourn.inference.loading.safetensors_file import FileIdentity, SafetensorsFile, TensorInfo

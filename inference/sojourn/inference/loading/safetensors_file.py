@@ -184,9 +184,7 @@ def _truncated(path: Path, what: str, expected: int, found: int) -> WeightsError
 
 
 def _invalid(path: Path, what: str, *, expected: str, found: str) -> WeightsError:
-    return WeightsError(
-        errors.WEIGHTS_HEADER_INVALID, path, what, expected=expected, found=found, remedy=_FETCH_AGAIN
-    )
+    return WeightsError(errors.WEIGHTS_HEADER_INVALID, path, what, expected=expected, found=found, remedy=_FETCH_AGAIN)
 
 
 def _parse_header(path: Path, raw: bytes) -> dict[str, Any]:
@@ -217,9 +215,7 @@ def _checked_metadata(path: Path, metadata: Any) -> dict[str, str]:
 def _tensor(path: Path, name: str, entry: Any) -> TensorInfo:
     """Checks one entry in itself: its fields, its dtype, and its bytes against its shape."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise _invalid(
-            path, f"tensor {name!r}", expected="dtype, shape and data_offsets", found=f"{str(entry)[:80]}"
-        )
+        raise _invalid(path, f"tensor {name!r}", expected="dtype, shape and data_offsets", found=f"{str(entry)[:80]}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise _invalid(path, f"dtype of tensor {name!r}", expected="a dtype of the format", found=repr(dtype)[:80])
@@ -254,7 +250,10 @@ def _check_layout(path: Path, tensors: list[TensorInfo], *, data_bytes: int) -> 
         if tensor.begin != cursor:
             fault = "a hole" if tensor.begin > cursor else "an overlap"
             raise _invalid(
-                path, f"begin of tensor {tensor.name!r}", expected=f"{cursor}", found=f"{tensor.begin}, which is {fault}"
+                path,
+                f"begin of tensor {tensor.name!r}",
+                expected=f"{cursor}",
+                found=f"{tensor.begin}, which is {fault}",
             )
         cursor = tensor.end
     if cursor > data_bytes:

@@ -12,13 +12,16 @@ import torch
 from diffusers.modular_pipelines import ModularPipelineBlocks
 from diffusers.modular_pipelines.modular_pipeline import BlockState, PipelineState
 from diffusers.modular_pipelines.modular_pipeline_utils import InputParam
-
 from sojourn.inference.errors import NonFiniteOutput
 from sojourn.inference.watch import Stage, Watch
 
 WATCH_INPUT = "watch"
 EVALUATIONS_INPUT = "evaluations"
-_WATCH = InputParam(name=WATCH_INPUT, type_hint=Watch, required=True, description="Who watches the request.")
+
+
+def _watch_input() -> InputParam:
+    """A new one each time: diffusers writes into the parameters of the blocks that it combines."""
+    return InputParam(name=WATCH_INPUT, type_hint=Watch, required=True, description="Who watches the request.")
 
 
 class StageBoundary(ModularPipelineBlocks):
@@ -35,7 +38,7 @@ class StageBoundary(ModularPipelineBlocks):
     @property
     def inputs(self) -> list[InputParam]:
         """The watch, and the number of transformer evaluations of the request."""
-        return [_WATCH, InputParam(name=EVALUATIONS_INPUT, type_hint=int, required=True)]
+        return [_watch_input(), InputParam(name=EVALUATIONS_INPUT, type_hint=int, required=True)]
 
     def __call__(self, components: Any, state: PipelineState) -> tuple[Any, PipelineState]:
         """Passes the state on as it is."""
@@ -60,7 +63,7 @@ class Checkpoint(ModularPipelineBlocks):
     @property
     def inputs(self) -> list[InputParam]:
         """The watch, and what is checked."""
-        return [_WATCH, *(InputParam(name=name) for name in self.outputs_checked)]
+        return [_watch_input(), *(InputParam(name=name) for name in self.outputs_checked)]
 
     def __call__(self, components: Any, state: PipelineState) -> tuple[Any, PipelineState]:
         """Passes the state on as it is."""
@@ -83,7 +86,7 @@ class StepGuard(ModularPipelineBlocks):
     @property
     def inputs(self) -> list[InputParam]:
         """The watch and the timesteps."""
-        return [_WATCH, InputParam(name="timesteps", type_hint=torch.Tensor, required=True)]
+        return [_watch_input(), InputParam(name="timesteps", type_hint=torch.Tensor, required=True)]
 
     def __call__(self, components: Any, block_state: BlockState, i: int, t: torch.Tensor) -> tuple[Any, BlockState]:
         """Passes the state on as it is; step numbers count from 1."""

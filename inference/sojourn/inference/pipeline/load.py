@@ -9,10 +9,9 @@ from typing import Any
 import diffusers
 import torch
 import transformers
-
 from sojourn.inference.errors import ModelError, Unsupported
-from sojourn.inference.families import family_of
 from sojourn.inference.families.family import Family
+from sojourn.inference.families.table import family_of
 from sojourn.inference.loading import errors
 from sojourn.inference.loading.components import Component, build_component
 from sojourn.inference.loading.fingerprint import BackgroundFingerprint, checkpoint_fingerprint

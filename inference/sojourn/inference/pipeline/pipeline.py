@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from diffusers.modular_pipelines.modular_pipeline import PipelineState
-
 from sojourn.inference.errors import FieldViolation, InvalidRequest, Unsupported
 from sojourn.inference.families.family import Family, Medium
 from sojourn.inference.loading.components import Component
@@ -115,6 +114,10 @@ class Pipeline:
             for part in self.components.values()
         )
 
+    def start_fingerprint(self) -> None:
+        """Begins to hash the checkpoint in a thread of low priority. Reads all of it once."""
+        self._fingerprint.start()
+
     def fingerprint(self) -> str:
         """Returns SHA-256 over the checkpoint's tensors, waiting for it where it is not known yet."""
         return self._fingerprint.result()
@@ -139,10 +142,26 @@ class Pipeline:
         except ValueError as error:
             raise InvalidRequest(FieldViolation("aspect_ratio", str(error))) from error
 
-    def check(self, request: GenerationRequest) -> None:
-        """Refuses what this model or installation cannot do, before any work.
+    def decode_reference(self, kind: str, content: bytes) -> object:
+        """Decodes one reference of a request.
+
+        Args:
+            kind: "image", "video" or "audio".
+            content: The encoded medium.
 
         Raises:
+            InvalidRequest: The bytes are not such a medium.
+        """
+        try:
+            return self.family.decode_reference(kind, content)
+        except ValueError as error:
+            raise InvalidRequest(FieldViolation("references", str(error))) from error
+
+    def check(self, request: GenerationRequest) -> None:
+        """Refuses what this model or installation cannot do, before any work. Limits are not looked at.
+
+        Raises:
+            InvalidRequest: Prompt or references hold what the model cannot take.
             Unsupported: The workflow, or a kind of reference, cannot be served; the message says what to change.
         """
         if request.workflow in self.unavailable:
@@ -152,6 +171,9 @@ class Pipeline:
         blind = self.family.media_of(request) - self._media()
         if blind:
             raise Unsupported(f"{self.model_name} cannot take {_install_advice(blind)}")
+        violations = self.family.violations(request)
+        if violations:
+            raise InvalidRequest(*violations)
 
     def run_clip(self, request: GenerationRequest, clip_index: int, watch: Watch) -> Clip:
         """Makes one clip of a request. May be called from several threads at once.
@@ -165,7 +187,7 @@ class Pipeline:
             The clip; frames and audio only where the request needs them.
 
         Raises:
-            Unsupported: See `check`.
+            InvalidRequest, Unsupported: See `check`; also Unsupported where a block lacks a package.
             RequestStopped: Cancelled, out of time, or a NaN or infinity came up.
         """
         self.check(request)
@@ -179,8 +201,11 @@ class Pipeline:
         state.set("generator", torch.Generator().manual_seed(request.seeds[clip_index]))
         state.set(EVALUATIONS_INPUT, schedule.evaluations)
         state.set(WATCH_INPUT, watch)
-        with torch.no_grad():
-            blocks(self._for_request(schedule.schedulers), state)
+        try:
+            with torch.no_grad():
+                blocks(self._for_request(schedule.schedulers), state)
+        except ImportError as error:
+            raise Unsupported(str(error)) from error
         return self.family.clip(state.values)
 
     def _for_request(self, schedulers: Mapping[str, Any]) -> Any:

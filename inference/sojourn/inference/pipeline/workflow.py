@@ -11,7 +11,6 @@ from typing import Any
 import diffusers
 from diffusers.modular_pipelines import ModularPipelineBlocks, SequentialPipelineBlocks
 from diffusers.modular_pipelines.modular_pipeline import LoopSequentialPipelineBlocks
-
 from sojourn.inference.families.family import Family
 from sojourn.inference.pipeline.guards import Checkpoint, StageBoundary, StepGuard
 from sojourn.inference.requests import Workflow
