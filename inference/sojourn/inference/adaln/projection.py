@@ -188,7 +188,7 @@ class Projector:
 
 def _file_order(source: WeightSource, name: str) -> tuple[int, int]:
     place = source.places[f"{name}.weight"]
-    return place.file, place.start
+    return place.file, place.offset
 
 
 def _distinct_rows(rows: torch.Tensor, plan: Plan) -> torch.Tensor:
