@@ -68,12 +68,11 @@ def _remove(folder: Path) -> None:
 class Child:
     """A Python process that prints one JSON object a line and goes on at each line that it is sent."""
 
-    def __init__(self, source: str, cap: Cap | None = None, *arguments: str, uid: int | None = None) -> None:
+    def __init__(self, source: str, cap: Cap | None = None, *arguments: str) -> None:
         join = f"open({str(cap.folder / 'cgroup.procs')!r}, 'w').write('0')\n" if cap else ""
-        drop = f"import os; os.setgroups([]); os.setgid({uid}); os.setuid({uid})\n" if uid is not None else ""
         path = os.pathsep.join(str(ROOT / part) for part in ("proto", "inference", "residencyd", "."))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", join + drop + source, *arguments],
+            [sys.executable, "-c", join + source, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

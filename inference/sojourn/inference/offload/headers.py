@@ -6,9 +6,10 @@ the conversion is a copy.
 
 import importlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from sojourn.inference.families.projections import is_projection
 from sojourn.inference.loading.folder import ComponentFolder, ComponentKind, ModelFolder
 from sojourn.inference.loading.safetensors_file import DTYPE_BITS, TensorInfo
 
@@ -79,15 +80,12 @@ class ComponentWeights:
         return replace(self, layers=layers, rest=self.rest - self.rest_projections)
 
 
-def component_weights(
-    folder: ComponentFolder, *, precision: str, is_projection: "re.Pattern[str] | None" = None
-) -> ComponentWeights:
+def component_weights(folder: ComponentFolder, *, precision: str) -> ComponentWeights:
     """Sizes of a component.
 
     Args:
         folder: Its checked files.
         precision: What it computes in, as safetensors spells it, such as "BF16".
-        is_projection: Matches the whole module names that the plan cache replaces; None without one.
     """
     kept = _kept_in_float32(folder)
     repeated = _repeated(tensor.name for tensor in folder.tensors)
@@ -99,10 +97,9 @@ def component_weights(
         place = layer_of(tensor.name)
         place = place if place and place[0] in repeated else None
         places[place] = places.get(place, Bytes()) + size
-        module, _, leaf = tensor.name.rpartition(".")
-        if is_projection is not None and is_projection.fullmatch(module):
+        if is_projection(folder.class_name, tensor.name):
             projections[place] = projections.get(place, Bytes()) + size
-            outputs += tensor.shape[0] if leaf == "weight" else 0
+            outputs += tensor.shape[0] if tensor.name.endswith(".weight") else 0
     order = sorted((key for key in places if key), key=lambda key: (repeated.index(key[0]), key[1]))
     return ComponentWeights(
         name=folder.name,
@@ -120,25 +117,15 @@ def component_weights(
 _Place = tuple[str, int] | None
 
 
-def model_weights(
-    folder: ModelFolder, *, precision: str, projections: Mapping[str, str]
-) -> tuple[ComponentWeights, ...]:
+def model_weights(folder: ModelFolder, *, precision: str) -> tuple[ComponentWeights, ...]:
     """Sizes of every component that has weights.
 
     Args:
         folder: The model.
         precision: What it computes in, as safetensors spells it.
-        projections: Regular expression of the module names that the plan cache replaces, by component name.
     """
-    return tuple(
-        component_weights(
-            part,
-            precision=precision,
-            is_projection=re.compile(projections[name]) if name in projections else None,
-        )
-        for name, part in folder.components.items()
-        if part.kind is ComponentKind.MODEL
-    )
+    models = (part for part in folder.components.values() if part.kind is ComponentKind.MODEL)
+    return tuple(component_weights(part, precision=precision) for part in models)
 
 
 def layer_of(tensor: str) -> tuple[str, int] | None:
