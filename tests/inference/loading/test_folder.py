@@ -110,6 +110,10 @@ def shard_elsewhere(folder: Path) -> None:
     index.write_text(json.dumps(content))
 
 
+def variant_elsewhere(folder: Path) -> None:
+    edit_index(folder, lambda index: index["vae"][2].update(variant="/../../other"))
+
+
 BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "no index": (remove(INDEX_NAME), "IndexMissing", INDEX_NAME),
     "index not JSON": (write("<html>", INDEX_NAME), "IndexInvalid", "JSON"),
@@ -128,6 +132,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "tensor not in its shard": (shard_of_another_checkpoint, "TensorMissing", "new.weight"),
     "tensor not in the shards' index": (shard_with_more, "TensorDuplicate", "proj_in.weight"),
     "shard outside": (shard_elsewhere, "PathEscapes", "outside the folder"),
+    "variant outside": (variant_elsewhere, "PathEscapes", "variant '/../../other' is a path"),
     "component outside": (escape, "PathEscapes", "elsewhere"),
     "component at an absolute path": (escape_absolutely, "PathEscapes", "/elsewhere"),
 }
@@ -143,3 +148,10 @@ def test_broken_folder_is_refused_with_reason_and_path(
     assert caught.value.reason == reason
     assert message in str(caught.value)
     assert str(folder) in str(caught.value)
+
+
+def test_variant_names_the_weight_file(folder: Path) -> None:
+    whole = folder / "vae" / "diffusion_pytorch_model.safetensors"
+    whole.rename(whole.with_name("diffusion_pytorch_model.fp16.safetensors"))
+    edit_index(folder, lambda index: index["vae"][2].update(variant="fp16"))
+    assert read_folder(folder).components["vae"].files[0].path.name == "diffusion_pytorch_model.fp16.safetensors"

@@ -175,6 +175,8 @@ def _read_component(index_path: Path, name: str, entry: list[Any], folder: Path)
 def _weight_files(folder: Path, variant: str | None) -> tuple[SafetensorsFile, ...]:
     """Reads the headers of a component's weight files, one or several shards."""
     middle = f".{variant}" if variant else ""
+    if Path(middle).name != middle:
+        raise ModelError(errors.PATH_ESCAPES, folder, f"variant {variant!r} is a path, not a part of a file's name")
     for stem in _WEIGHT_STEMS:
         index_path = folder / f"{stem}.safetensors.index{middle}.json"
         if index_path.exists():
