@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from sojourn.inference.offload.advice import page_out_verified, plan_cold
 from sojourn.inference.offload.observer import Stuck
 from sojourn.inference.offload.spans import Span, size_of
 from sojourn.residencyd.kernel.process_io import read_io
+
 from tests.inference.offload.capped import MIB, Child
 
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -23,9 +23,7 @@ NOBODY = 65534
 FOLIO = 2 * MIB
 
 
-@given(
-    pages=st.lists(st.integers(1, 30), max_size=10), room=st.one_of(st.none(), st.integers(0, 400 * PAGE))
-)
+@given(pages=st.lists(st.integers(1, 30), max_size=10), room=st.one_of(st.none(), st.integers(0, 400 * PAGE)))
 def test_what_stays_fits_the_room_and_no_page_more_goes(pages, room):
     spans, at = [], PAGE
     for count in pages:
@@ -207,7 +205,9 @@ def test_a_file_of_an_overlay_goes_and_is_verified(tmp_path):
         ["mount", "-t", "overlay", "overlay", "-o", options, str(tmp_path / "merged")], capture_output=True, text=True
     )
     if mounted.returncode:
-        pytest.skip(f"no overlay can be mounted here ({mounted.stderr.strip()}): run as root with overlayfs in the kernel")
+        pytest.skip(
+            f"no overlay can be mounted here ({mounted.stderr.strip()}): run as root with overlayfs in the kernel"
+        )
     try:
         mapped = MappedFile(tmp_path / "merged" / "weights", 8 * MIB, write=False)
         outcome = page_out_verified([mapped.span])

@@ -3,10 +3,10 @@
 import signal
 
 import pytest
-
 from sojourn.inference.errors import ModelError
 from sojourn.inference.offload.assemble import own_mappings
 from sojourn.inference.offload.integrity import MappedFiles
+
 from tests.inference.offload.capped import MIB, Child
 from tests.inference.offload.test_cold_advice import PAGE, MappedFile
 

@@ -1,12 +1,11 @@
 """What stays, what streams, and in which order the kernel is told."""
 
+import itertools
 from pathlib import Path
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
-
 from sojourn.inference.offload.adviser import Adviser, PageAdvice
 from sojourn.inference.offload.observer import Fallback, Silent
 from sojourn.inference.offload.pages import PageWindow, Piece, hook_pages, plan_pass
@@ -15,6 +14,7 @@ from sojourn.inference.offload.settings import ResidentPolicy
 from sojourn.inference.offload.spans import Span, size_of
 from sojourn.residencyd.kernel.advice import Advice, Advised
 from sojourn.residencyd.kernel.cgroups import Group
+from torch import nn
 
 PAGE = 4096
 
@@ -52,12 +52,10 @@ def test_a_pass_keeps_what_leaves_room_for_the_window_and_not_a_page_less(pages,
 
 def test_strided_spreads_the_stream_over_the_pass():
     pieces = pieces_of([10] * 40)
-    plan = plan_pass(
-        pieces, range(40), room_bytes=300 * PAGE, window_bytes=0, policy=ResidentPolicy.STRIDED
-    )
+    plan = plan_pass(pieces, range(40), room_bytes=300 * PAGE, window_bytes=0, policy=ResidentPolicy.STRIDED)
     streamed = [i for i in range(40) if plan.streamed[i]]
     assert len(streamed) == 10
-    assert {b - a for a, b in zip(streamed, streamed[1:], strict=False)} == {4}
+    assert {b - a for a, b in itertools.pairwise(streamed)} == {4}
 
 
 def test_pieces_that_no_pass_has_called_go_first():
@@ -198,7 +196,7 @@ def test_a_shrinking_room_shrinks_what_is_kept_within_a_pass():
 
 
 def test_what_is_given_back_is_verified():
-    run, memory, told, _ = chain(room_pages=40)
+    run, _memory, told, _ = chain(room_pages=40)
     for _ in range(3):
         run()
     assert told.page_outs
@@ -206,7 +204,7 @@ def test_what_is_given_back_is_verified():
 
 
 def test_a_page_out_without_effect_is_told_of():
-    run, memory, told, window = chain(room_pages=40)
+    run, _memory, told, window = chain(room_pages=40)
     window._resident = size_of
     for _ in range(3):
         run()
@@ -226,7 +224,7 @@ def test_skipped_modules_give_their_pages_back():
 
 def test_an_unreadable_room_leaves_the_kernel_alone_is_warned_of_once_and_counted():
     warnings = []
-    run, memory, told, window = chain(room_pages=40, warn=warnings.append)
+    run, memory, told, _window = chain(room_pages=40, warn=warnings.append)
     memory.fails = True
     for _ in range(3):
         assert [event for event in run() if event[0] == "use"] == [("use", i) for i in range(6)]

@@ -127,6 +127,12 @@ class LifeCycle:
             if self._users[component] == 0 and not keep:
                 self.strategies[component].finish(room_bytes=self._room(self.situation), in_use=self._spans_in_use())
 
+    def let_go(self, component: str) -> None:
+        """A component that was kept for a request is no longer: it will not come back to it."""
+        with self._lock:
+            if self._users[component] == 0:
+                self.strategies[component].finish(room_bytes=self._room(self.situation), in_use=self._spans_in_use())
+
     def moved_to(self, situation: Situation) -> None:
         """A request has come to another stage."""
         with self._lock:
@@ -157,6 +163,7 @@ class Uses:
         self._life = life
         self._uses = list(uses)
         self._open: dict[str, Use] = {}
+        self._kept: set[str] = set()
         self._stage: Stage | None = None
         self._read_before = 0
 
@@ -182,6 +189,7 @@ class Uses:
         for component, use in wanted.items():
             if component not in self._open:
                 self._life.begin_use(component)
+                self._kept.discard(component)
             self._open[component] = use
         for use in following:
             if use.may_prefetch and use.component not in self._open:
@@ -193,12 +201,16 @@ class Uses:
         if self._open:
             self._life.moved_to(Situation())
         for component in list(self._open):
-            self._open[component] = Use(stage=self._open[component].stage, component=component)
-            self._end(component)
+            self._open.pop(component)
+            self._life.end_use(component, keep=False)
+        while self._kept:
+            self._life.let_go(self._kept.pop())
 
     def _end(self, component: str) -> None:
         use = self._open.pop(component)
         self._life.end_use(component, keep=use.needed_again)
+        if use.needed_again:
+            self._kept.add(component)
 
     def _following(self, stage: Stage) -> list[Use]:
         """The uses of the next stage that has any."""

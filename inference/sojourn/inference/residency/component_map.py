@@ -4,6 +4,7 @@ It is written to a file that is replaced whole, at load and whenever a tier, a u
 be read while this process hangs, which is when one needs it.
 """
 
+import contextlib
 import logging
 import os
 import threading
@@ -91,6 +92,11 @@ class ComponentMapPublisher:
                 if not self._failing:
                     log.warning("The component map %s cannot be written, residencyd is blind: %s", self.path, error)
                 self._failing = True
+
+    def withdraw(self) -> None:
+        """Takes the map away: there is nothing to claim any more."""
+        with self._lock, contextlib.suppress(OSError):
+            self.path.unlink()
 
     def build(self, situation: Situation) -> residency_pb2.ComponentMap:
         """The map as it is now."""

@@ -1,0 +1,147 @@
+"""From a model folder and a machine to a memory plan: what `sojourn plan` shows and `sojourn serve` follows."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from sojourn.inference.errors import Unsupported
+from sojourn.inference.families.family import Family
+from sojourn.inference.families.table import family_of
+from sojourn.inference.loading.folder import ModelFolder
+from sojourn.inference.offload.activations import Workload
+from sojourn.inference.offload.headers import model_weights
+from sojourn.inference.offload.memory_plan import CacheSize, Demand, Machine, MemoryPlan, plan_memory
+from sojourn.inference.offload.room import RoomReader
+from sojourn.inference.offload.settings import OffloadSettings
+from sojourn.inference.pipeline.workflow import components_of, workflow_leaves
+from sojourn.inference.requests import Workflow
+from sojourn.inference.watch import Stage
+
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30,
+          "Ti": 1 << 40}  # fmt: skip
+
+# As safetensors spells torch's dtypes.
+_PRECISIONS = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+
+# What the denoising loop does a request where nobody says: the stock pipeline's 50 points are 49 evaluations.
+DEFAULT_STEPS = 49
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffloadOptions:
+    """What an installation asks of offload.
+
+    Attributes:
+        device_memory_bytes: What the model may take of the device; None for what is free.
+        host_memory_bytes: What it may take of the host; None for what is available.
+        settings: By component name; those that are missing are `auto`.
+        caches: Plan caches by component name; those that are missing have none.
+        workload: The largest request; None for the model's own largest canvas.
+        steps: Evaluations of the transformer that a request makes.
+        component_map: Where to publish the component map; None to publish none.
+    """
+
+    device_memory_bytes: int | None = None
+    host_memory_bytes: int | None = None
+    settings: Mapping[str, OffloadSettings] = field(default_factory=dict)
+    caches: Mapping[str, CacheSize] = field(default_factory=dict)
+    workload: Workload | None = None
+    steps: int = DEFAULT_STEPS
+    component_map: str | None = None
+
+
+def parse_size(text: str) -> int:
+    """A quantity as Kubernetes writes it: "24Gi", "500M", "1.5Ti", "4096".
+
+    Raises:
+        ValueError: It is none.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(k|M|G|T|Ki|Mi|Gi|Ti)?", text.strip())
+    if not found:
+        raise ValueError(f"{text!r} is no size; write bytes, or a number with one of k, M, G, T, Ki, Mi, Gi, Ti")
+    return int(float(found[1]) * _UNITS[found[2] or ""])
+
+
+def plan_model(folder: ModelFolder, machine: Machine, options: OffloadOptions, *, dtype: torch.dtype) -> MemoryPlan:
+    """Plans a model from its headers alone.
+
+    Args:
+        folder: Its files.
+        machine: What there is.
+        options: What the installation asks for.
+        dtype: Of the computation.
+
+    Raises:
+        Unsupported: An option names a component that the model does not have, or a mode that it cannot have.
+    """
+    weights = model_weights(folder, precision=_PRECISIONS[dtype])
+    names = {part.name for part in weights}
+    for name in (*options.settings, *options.caches):
+        if name not in names:
+            raise Unsupported(f"there is no component {name!r} to offload; the model has {', '.join(sorted(names))}")
+    demand = Demand(
+        weights=weights,
+        stages=_all_stages(family_of(folder), folder, names),
+        settings=options.settings,
+        caches=options.caches,
+        uses={name: options.steps for name in names if name.startswith("transformer")},
+        workload=options.workload or _largest_workload(folder),
+    )
+    return plan_memory(demand, machine)
+
+
+def stage_components(
+    family: Family, workflow: Workflow, *, until: Stage = Stage.DECODE
+) -> list[tuple[Stage, set[str]]]:
+    """The components that each stage of a workflow uses, in order; stages without any are left out."""
+    stages: dict[Stage, set[str]] = {}
+    for name, block in workflow_leaves(family, workflow).items():
+        stage = family.stages[name.partition(".")[0]]
+        stages.setdefault(stage, set()).update(components_of({name: block}))
+    order = list(Stage)
+    return [(stage, names) for stage, names in stages.items() if names and order.index(stage) <= order.index(until)]
+
+
+def _all_stages(family: Family, folder: ModelFolder, names: set[str]) -> list[tuple[str, frozenset[str]]]:
+    """The stages of every workflow that the folder can serve; equal ones once."""
+    found: dict[tuple[str, frozenset[str]], None] = {}
+    for workflow in family.media:
+        stages = stage_components(family, workflow)
+        if all(component in folder.components for _, used in stages for component in used):
+            for stage, used in stages:
+                if weighty := frozenset(used & names):
+                    found[stage.value, weighty] = None
+    alike = [stage for stage, _ in found]
+    return [
+        (stage if alike.count(stage) == 1 else f"{stage} ({', '.join(sorted(used))})", used) for stage, used in found
+    ]
+
+
+def _largest_workload(folder: ModelFolder) -> Workload:
+    pixels = folder.values.get("canvas_max_pixels")
+    return Workload(pixels=pixels) if isinstance(pixels, int) and pixels > 0 else Workload()
+
+
+def this_machine(device: torch.device, options: OffloadOptions, *, reader: RoomReader) -> Machine:
+    """What the model may take here: what is asked for, or what there is.
+
+    Args:
+        device: Where it will run.
+        options: With limits of the installation's own.
+        reader: Measures the host.
+    """
+    host_bytes = options.host_memory_bytes
+    if host_bytes is None:
+        host_bytes = reader.read(()).available_bytes
+    if device.type != "cuda" or shares_host_memory(device):
+        return Machine(device_bytes=None, host_bytes=host_bytes, shared_device=device.type == "cuda")
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return Machine(device_bytes=options.device_memory_bytes or free_bytes, host_bytes=host_bytes)
+
+
+def shares_host_memory(device: torch.device) -> bool:
+    """Whether device and host have one memory: the CPU itself, and integrated GPUs."""
+    if device.type != "cuda":
+        return device.type == "cpu"
+    return bool(torch.cuda.get_device_properties(device).is_integrated)
