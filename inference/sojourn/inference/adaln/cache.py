@@ -200,9 +200,10 @@ class PlanCache:
 
     def _fill(self, wanted: Sequence[Plan], missing: Sequence[Plan], fill: Callable[[Reserved], None]) -> None:
         """Reserve, fill, lengths, publish; on any exception the slots go back and nothing is published."""
-        with together(self.ranks):
-            reserved = self._reserve(wanted, missing)
+        reserved: Reserved = {}
         try:
+            with together(self.ranks):
+                reserved.update(self._reserve(wanted, missing))
             fill(reserved)
             with together(self.ranks):
                 self.slab.show({reserved[plan.key]: plan.length for plan in missing})

@@ -1,0 +1,99 @@
+"""The projection: each plan at its own row count, distinct rows alone, and the two precisions."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from sojourn.inference.adaln.projection import Precision
+from torch.nn import functional
+
+from tests.inference.adaln.toys import TOY, Inputs, embed, fresh_rows, make_rig, step
+
+
+def test_each_plan_is_projected_at_its_own_row_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    linear = functional.linear
+
+    def spy(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        counts.append(x.shape[0])
+        return linear(x, *rest)
+
+    rig = make_rig()
+    monkeypatch.setattr("sojourn.inference.adaln.projection.functional.linear", spy)
+    rig.build([0.1], [0.2, 0.3], [0.4, 0.5, 0.6])
+    assert [count for count in counts if count in (1, 2, 3)] == counts
+    assert counts[-3:] == [1, 2, 3]
+
+
+def test_repeated_rows_are_stored_once_and_handed_out_as_often_as_asked() -> None:
+    rig = make_rig(width=2)
+    rig.build([0.5, 0.25, 0.5, 0.5])
+    (found,) = rig.cache.find(step(0.5, 0.25, 0.5, 0.5))
+    assert found.length == 2
+    for name, rows in fresh_rows(rig.transformer, 0.5, 0.25, 0.5, 0.5).items():
+        stored = rig.cache.slab.look_up(name, found.slot, found.length)
+        assert torch.equal(stored.index_select(0, found.row_index), rows)
+
+
+def test_float32_precision_is_nearer_to_the_truth_and_rounds_once() -> None:
+    rig = make_rig(precision=Precision.FP32)
+    rig.build([0.3, 0.7])
+    for name, module in rig.transformer.named_modules():
+        if TOY.is_projection(name):
+            x = functional.silu(embed(rig.transformer, step(0.3, 0.7)))
+            bias = module.bias.float()
+            expected = functional.linear(x.float(), module.weight.float(), bias).to(module.weight.dtype)
+            assert torch.equal(rig.rows(name, 0.3, 0.7), expected)
+
+
+def test_float32_precision_leaves_the_process_setting_as_it_was() -> None:
+    rig = make_rig(precision=Precision.FP32)
+    torch.set_float32_matmul_precision("high")
+    try:
+        rig.build([0.3])
+        assert torch.get_float32_matmul_precision() == "high"
+        rig.source.fail_at = "norm_out.modulation.weight"
+        with pytest.raises(Exception, match="norm_out"):
+            rig.build([0.4])
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_weights_stored_in_another_dtype_are_computed_in_that_of_the_model() -> None:
+    rig = make_rig()
+    rounded = {name: tensor.to(torch.bfloat16) for name, tensor in rig.source.tensors.items()}
+    rig.source.tensors = {name: tensor.to(torch.float32) for name, tensor in rounded.items()}
+    rig.transformer.load_state_dict(rounded)
+    rig.build([0.3])
+    for name, rows in fresh_rows(rig.transformer, 0.3).items():
+        assert torch.equal(rig.rows(name, 0.3), rows)
+
+
+def test_the_next_layer_is_prefetched_and_every_layer_is_released_in_order() -> None:
+    rig = make_rig()
+    rig.build([0.3], [0.4])
+    assert rig.source.prefetched == rig.source.reads == rig.source.released
+
+
+def test_layers_are_read_in_the_order_of_the_file() -> None:
+    rig = make_rig()
+    rig.source.tensors = dict(reversed(rig.source.tensors.items()))
+    rig.cache.projector.retarget(rig.source)
+    rig.build([0.3])
+    assert next(name for name in rig.source.reads if name.endswith("weight")) == "norm_out.modulation.weight"
+
+
+def test_a_linear_that_runs_twice_in_a_forward_reads_two_plans() -> None:
+    def now_and_clean(inputs: Inputs) -> tuple[Inputs, ...]:
+        return inputs, {"timestep": torch.zeros_like(inputs["timestep"])}
+
+    rig = make_rig()
+    rig.cache.family = replace(TOY, calls=now_and_clean)
+    rig.build([0.3])
+    assert len(rig.keys) == 2
+    first, second = rig.cache.find(step(0.3))
+    for name in rig.cache.slab.table:
+        rows = [rig.cache.slab.look_up(name, found.slot, found.length) for found in (first, second)]
+        assert torch.equal(rows[0], fresh_rows(rig.transformer, 0.3)[name])
+        assert torch.equal(rows[1], fresh_rows(rig.transformer, 0.0)[name])
