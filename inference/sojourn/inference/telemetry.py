@@ -1,0 +1,194 @@
+"""Every metric of the inference process.
+
+Rules: known label combinations start at 0; no request id, prompt or process id in a label; no label named like a
+target label of Prometheus; what can be absent comes from a collector, without timestamps. One registry for each
+`Telemetry`, so that tests read their own.
+"""
+
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.core import GaugeMetricFamily, Metric
+from sojourn.inference.requests import QualityTier, Workflow
+from sojourn.inference.watch import Stage
+
+PROCESS = "inference"
+UNKNOWN_WORKFLOW = "unknown"
+
+# Buckets in seconds.
+STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+STAGE_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120, 600, 1800)
+REQUEST_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600)
+
+CODES = (
+    "OK",
+    "CANCELLED",
+    "DEADLINE_EXCEEDED",
+    "FAILED_PRECONDITION",
+    "INTERNAL",
+    "INVALID_ARGUMENT",
+    "RESOURCE_EXHAUSTED",
+    "UNAUTHENTICATED",
+    "UNAVAILABLE",
+)
+REFUSALS = ("queue_full", "deadline", "invalid", "not_ready", "unauthenticated", "too_large")
+STATES = ("loading", "serving", "draining", "failed")
+LEVELS = ("debug", "info", "warning", "error", "critical")
+
+
+def _version() -> str:
+    try:
+        return version("sojourn")
+    except PackageNotFoundError:  # a checkout on the path, not installed
+        return ""
+
+
+class _Late:
+    """Series that are absent, or not final, until the model is loaded."""
+
+    def __init__(self, model_name: str) -> None:
+        self.model = {"model": model_name, "family": "", "dtype": "", "device": "", "fingerprint": ""}
+        self.time_to_ready_seconds: float | None = None
+        self.last_progress_timestamp_seconds: float | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        model = GaugeMetricFamily("sojourn_model_info", "The one model that is served.", labels=list(self.model))
+        model.add_metric(list(self.model.values()), 1.0)
+        yield model
+        if self.time_to_ready_seconds is not None:
+            help_text = "Seconds from the start of the process to SERVING."
+            yield GaugeMetricFamily("sojourn_time_to_ready_seconds", help_text, value=self.time_to_ready_seconds)
+        if self.last_progress_timestamp_seconds is not None:
+            help_text = "Unix time of the last step or stage boundary."
+            at = self.last_progress_timestamp_seconds
+            yield GaugeMetricFamily("sojourn_last_progress_timestamp_seconds", help_text, value=at)
+
+
+class Telemetry:
+    """The metrics, and the few verbs that move them.
+
+    Attributes:
+        registry: What the exporter reads.
+    """
+
+    def __init__(
+        self, *, model_name: str = "", max_waiting: int = 0, registry: CollectorRegistry | None = None
+    ) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = registry = registry or CollectorRegistry()
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        self._late = _Late(model_name)
+        registry.register(self._late)
+        self._build_metrics(registry)
+        self._request_metrics(registry)
+        self._work_metrics(registry)
+        self.requests_waiting_limit.set(max_waiting)
+        self.state("loading")
+
+    def _build_metrics(self, registry: CollectorRegistry) -> None:
+        build = Info("sojourn_build", "Which build runs.", registry=registry)
+        build.info({"version": _version(), "revision": "", "process": PROCESS})
+        self.log_lines = Counter(
+            "sojourn_log_lines_total", "Log records by level, those below the print level too.", ["level"],
+            registry=registry,
+        )  # fmt: skip
+        self.service_state = Gauge(
+            "sojourn_service_state", "1 for the state that the service is in.", ["state"], registry=registry
+        )
+        for level in LEVELS:
+            self.log_lines.labels(level)
+
+    def _request_metrics(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "sojourn_requests_total", "Ended calls, refused ones too.", ["workflow", "code"], registry=registry
+        )
+        self.requests_refused = Counter(
+            "sojourn_requests_refused_total", "Those of the ended calls that were refused before work.", ["reason"],
+            registry=registry,
+        )  # fmt: skip
+        self.requests_running = Gauge("sojourn_requests_running", "Requests in the pipeline.", registry=registry)
+        self.requests_waiting = Gauge("sojourn_requests_waiting", "Requests in the queue.", registry=registry)
+        self.requests_waiting_limit = Gauge("sojourn_requests_waiting_limit", "Places in the queue.", registry=registry)
+        self.quality_requests = Counter(
+            "sojourn_quality_requests_total", "Admitted requests by quality tier asked for and used.",
+            ["asked", "used"], registry=registry,
+        )  # fmt: skip
+        for workflow in (*Workflow, UNKNOWN_WORKFLOW):
+            for code in CODES:
+                self.requests.labels(workflow, code)
+        for reason in REFUSALS:
+            self.requests_refused.labels(reason)
+        self.quality_requests.labels(QualityTier.LOSSLESS, QualityTier.LOSSLESS)
+
+    def _work_metrics(self, registry: CollectorRegistry) -> None:
+        self.request_queue = Histogram(
+            "sojourn_request_queue_seconds", "Time in the queue.", buckets=REQUEST_BUCKETS, registry=registry
+        )
+        self.request_duration = Histogram(
+            "sojourn_request_duration_seconds", "Accepted to last byte, of calls that ended OK.", ["workflow"],
+            buckets=REQUEST_BUCKETS, registry=registry,
+        )  # fmt: skip
+        self.stage_duration = Histogram(
+            "sojourn_stage_duration_seconds", "One use of a stage.", ["stage"], buckets=STAGE_BUCKETS,
+            registry=registry,
+        )  # fmt: skip
+        self.step_duration = Histogram(
+            "sojourn_step_duration_seconds", "One denoising step.", buckets=STEP_BUCKETS, registry=registry
+        )
+        self.cancel_latency = Histogram(
+            "sojourn_cancel_latency_seconds", "From a running request's cancel or deadline to its place being free.",
+            buckets=STEP_BUCKETS, registry=registry,
+        )  # fmt: skip
+        self.nonfinite_outputs = Counter(
+            "sojourn_nonfinite_outputs_total", "Requests that failed for a NaN or infinity.", ["stage"],
+            registry=registry,
+        )  # fmt: skip
+        for workflow in Workflow:
+            self.request_duration.labels(workflow)
+        for stage in Stage:
+            self.stage_duration.labels(stage)
+            self.nonfinite_outputs.labels(stage)
+
+    def log_line(self, level: str) -> None:
+        """A record of `level` was logged."""
+        self.log_lines.labels(level).inc()
+
+    def state(self, state: str) -> None:
+        """The service is in `state` now, and in no other."""
+        for name in STATES:
+            self.service_state.labels(name).set(name == state)
+
+    def ready(self, *, seconds: float, family: str, dtype: str, device: str, model_name: str) -> None:
+        """The model is loaded, `seconds` after the start of the process."""
+        self._late.time_to_ready_seconds = seconds
+        self._late.model.update(model=model_name, family=family, dtype=dtype, device=device)
+
+    def fingerprint(self, fingerprint: str) -> None:
+        """What the weights are."""
+        self._late.model["fingerprint"] = fingerprint
+
+    def progressed(self, *, at: float) -> None:
+        """A step or stage has ended or begun at the Unix time `at`."""
+        self._late.last_progress_timestamp_seconds = at
+
+    def queue_changed(self, running: int, waiting: int) -> None:
+        """That many requests run and wait."""
+        self.requests_running.set(running)
+        self.requests_waiting.set(waiting)
+
+    def ended(self, *, workflow: str, code: str, refused: str | None) -> None:
+        """A call has ended; `refused` is the reason where it was refused before work."""
+        self.requests.labels(workflow, code).inc()
+        if refused is not None:
+            self.requests_refused.labels(refused).inc()
