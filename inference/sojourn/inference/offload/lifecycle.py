@@ -6,14 +6,14 @@ interval. Requests may run side by side: a component goes when the last of them 
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
 from sojourn.inference.offload.observer import Observer, silent
 from sojourn.inference.offload.spans import Span
 from sojourn.inference.offload.strategies import Strategy
-from sojourn.inference.watch import Stage
+from sojourn.inference.watch import Event, Stage, StageBegan, Watch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,3 +231,14 @@ class Uses:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def driving(uses: Uses, watch: Watch) -> Watch:
+    """The same watch, with the stages that it hears of driving the uses of its request before its owner is told."""
+
+    def hear(event: Event) -> None:
+        if isinstance(event, StageBegan):
+            uses.begin(event.stage)
+        watch.listener(event)
+
+    return replace(watch, listener=hear)

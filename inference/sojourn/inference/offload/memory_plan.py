@@ -126,6 +126,13 @@ class ComponentPlan:
             sums[part.tier] += part.size_bytes
         return {str(tier): size for tier, size in sums.items()}
 
+    def layers_by_tier(self) -> Mapping[str, int]:
+        """How many layers have each tier, every tier named; a layer in two tiers counts in both."""
+        counts = dict.fromkeys((VRAM, *HostTier), 0)
+        for part in self.ranges:
+            counts[part.tier] += part.last - part.first + 1 if part.first >= 0 else 0
+        return {str(tier): count for tier, count in counts.items()}
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
@@ -153,6 +160,10 @@ class MemoryPlan:
         """Whether every stage fits in both spaces."""
         device_fits = self.machine.device_bytes is None or self.device_peak_bytes <= self.machine.device_bytes
         return device_fits and self.host_peak_bytes <= self.machine.host_bytes
+
+    def resident(self, name: str) -> bool:
+        """Whether a component stays where it computes; one without weights does."""
+        return all(part.mode is Mode.RESIDENT for part in self.components if part.name == name)
 
     def headroom_bytes(self) -> Mapping[str, int]:
         """What is left of each space at the peak; negative if it does not fit."""

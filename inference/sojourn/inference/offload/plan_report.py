@@ -69,6 +69,7 @@ def tell(plan: MemoryPlan, observer: Observer) -> None:
     """Hands the plan to the metrics."""
     for part in plan.components:
         observer.planned(component=part.name, bytes_by_tier=part.bytes_by_tier())
+        observer.placed(component=part.name, layers_by_tier=part.layers_by_tier())
     if plan.machine.device_bytes is not None:
         observer.peak(space="device", expected_bytes=plan.device_peak_bytes, budget_bytes=plan.machine.device_bytes)
     observer.peak(space="host", expected_bytes=plan.host_peak_bytes, budget_bytes=plan.machine.host_bytes)

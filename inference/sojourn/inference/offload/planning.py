@@ -14,9 +14,7 @@ from sojourn.inference.offload.headers import model_weights
 from sojourn.inference.offload.memory_plan import CacheSize, Demand, Machine, MemoryPlan, plan_memory
 from sojourn.inference.offload.room import RoomReader
 from sojourn.inference.offload.settings import OffloadSettings
-from sojourn.inference.pipeline.workflow import components_of, workflow_leaves
-from sojourn.inference.requests import Workflow
-from sojourn.inference.watch import Stage
+from sojourn.inference.pipeline.workflow import stage_components, workflow_leaves
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30,
           "Ti": 1 << 40}  # fmt: skip
@@ -91,23 +89,11 @@ def plan_model(folder: ModelFolder, machine: Machine, options: OffloadOptions, *
     return plan_memory(demand, machine)
 
 
-def stage_components(
-    family: Family, workflow: Workflow, *, until: Stage = Stage.DECODE
-) -> list[tuple[Stage, set[str]]]:
-    """The components that each stage of a workflow uses, in order; stages without any are left out."""
-    stages: dict[Stage, set[str]] = {}
-    for name, block in workflow_leaves(family, workflow).items():
-        stage = family.stages[name.partition(".")[0]]
-        stages.setdefault(stage, set()).update(components_of({name: block}))
-    order = list(Stage)
-    return [(stage, names) for stage, names in stages.items() if names and order.index(stage) <= order.index(until)]
-
-
 def _all_stages(family: Family, folder: ModelFolder, names: set[str]) -> list[tuple[str, frozenset[str]]]:
     """The stages of every workflow that the folder can serve; equal ones once."""
     found: dict[tuple[str, frozenset[str]], None] = {}
     for workflow in family.media:
-        stages = stage_components(family, workflow)
+        stages = stage_components(workflow_leaves(family, workflow), family.stages)
         if all(component in folder.components for _, used in stages for component in used):
             for stage, used in stages:
                 if weighty := frozenset(used & names):

@@ -95,8 +95,8 @@ def _prefixes(component: nn.Module, layers: Sequence[nn.Module]) -> Mapping[str,
 
 def _layer_of(name: str, prefixes: Mapping[str, int]) -> int:
     """The layer that holds a parameter, `REST` for none."""
-    while "." in name:
-        name = name.rpartition(".")[0]
+    while name:
+        name = name.rpartition(".")[0]  # ends at "", the name of the component itself
         if name in prefixes:
             return prefixes[name]
     return REST

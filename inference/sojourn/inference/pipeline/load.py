@@ -1,6 +1,7 @@
 """From a model folder to a pipeline."""
 
 import logging
+import os
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +17,10 @@ from sojourn.inference.loading import errors
 from sojourn.inference.loading.components import Component, build_component
 from sojourn.inference.loading.fingerprint import BackgroundFingerprint, checkpoint_fingerprint
 from sojourn.inference.loading.folder import ModelFolder, read_folder
+from sojourn.inference.offload.install import install, log_component
+from sojourn.inference.offload.observer import Observer, silent
+from sojourn.inference.offload.planning import OffloadOptions, plan_model, this_machine
+from sojourn.inference.offload.room import RoomReader
 from sojourn.inference.pipeline.pipeline import Pipeline
 from sojourn.inference.pipeline.workflow import components_of, workflow_leaves
 
@@ -42,6 +47,8 @@ def load_pipeline(
     precision: Precision = Precision.BFLOAT16,
     model_name: str | None = None,
     fingerprint_cache: Path | None = None,
+    offload: OffloadOptions | None = None,
+    observer: Observer = silent,
 ) -> Pipeline:
     """Loads a diffusers modular model folder. Nothing is downloaded.
 
@@ -51,9 +58,12 @@ def load_pipeline(
         precision: What to compute in, but for the modules that their classes keep in float32.
         model_name: Name to serve it under; the folder's own by default.
         fingerprint_cache: Folder to keep the digests of weight files in between starts.
+        offload: What to place weights by; the defaults if None.
+        observer: Told where weights are and what moves them.
 
     Raises:
         ModelError: The folder cannot be served; the reason says why.
+        DoesNotFit: The memory plan finds no placement; the message has the number needed.
         Unsupported: CUDA was asked for and there is none.
     """
     torch_device = _torch_device(device)
@@ -62,10 +72,16 @@ def load_pipeline(
     family = family_of(folder)
     _check_serves_something(folder, family)
     dtype: torch.dtype = getattr(torch, precision.value)
+    options = offload or OffloadOptions()
+    plan = plan_model(folder, this_machine(torch_device, options, reader=RoomReader(os.getpid())), options, dtype=dtype)
+    plan.check()
     components = {
-        name: build_component(part, dtype=dtype, device=torch_device) for name, part in folder.components.items()
+        name: build_component(part, dtype=dtype, device=torch_device if plan.resident(name) else torch.device("cpu"))
+        for name, part in folder.components.items()
     }
-    return Pipeline(
+    for component in components.values():
+        log_component(component)
+    pipeline = Pipeline(
         model_name=model_name or path.resolve().name,
         family=family,
         stock=_stock_pipeline(folder, family, components),
@@ -74,6 +90,10 @@ def load_pipeline(
         dtype=dtype,
         fingerprint=_fingerprint(components, fingerprint_cache),
     )
+    placed = install(components, plan, options, device=torch_device, observer=observer)
+    placed.log_settled()
+    pipeline.offload, pipeline.life = placed, placed.life
+    return pipeline
 
 
 def _torch_device(choice: DeviceChoice) -> torch.device:

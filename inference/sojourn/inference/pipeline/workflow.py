@@ -29,6 +29,19 @@ def components_of(leaves: Mapping[str, ModularPipelineBlocks]) -> frozenset[str]
     return frozenset(spec.name for spec in specs if spec.default_creation_method == "from_pretrained")
 
 
+def stage_components(
+    leaves: Mapping[str, ModularPipelineBlocks], stages: Mapping[str, Stage], *, until: Stage = Stage.DECODE
+) -> list[tuple[Stage, frozenset[str]]]:
+    """Returns the names of the components that each stage uses, in order; stages that use none are left out."""
+    order = list(Stage)
+    used: dict[Stage, frozenset[str]] = {}
+    for name, block in leaves.items():
+        stage = _stage(name, stages)
+        if order.index(stage) <= order.index(until):
+            used[stage] = used.get(stage, frozenset()) | components_of({name: block})
+    return [(stage, names) for stage, names in used.items() if names]
+
+
 def guarded(
     leaves: Mapping[str, ModularPipelineBlocks], stages: Mapping[str, Stage], *, until: Stage
 ) -> SequentialPipelineBlocks:
