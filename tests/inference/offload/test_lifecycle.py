@@ -26,8 +26,8 @@ class Log:
     def prefetch(self):
         self.events.append(("prefetch", self.name))
 
-    def finish(self, *, room_bytes, in_use):
-        self.events.append(("finish", self.name, room_bytes, [*in_use]))
+    def finish(self, *, room_bytes, in_use, needed_again):
+        self.events.append(("pause" if needed_again else "finish", self.name, room_bytes, [*in_use]))
 
     def host_spans(self):
         return [Span(len(self.name), len(self.name) + 1)]
@@ -82,6 +82,7 @@ def test_what_the_same_request_needs_again_is_not_given_back_in_between(events):
     uses = declare(STAGES)
     assert {use.component for use in uses if use.needed_again} == {"vae"}
     run(life(events))
+    assert words(events, "pause") == [("pause", "vae")]
     finished = [event[1] for event in events if event[0] == "finish"]
     assert finished.count("vae") == 1
     assert finished.index("transformer") < finished.index("vae")

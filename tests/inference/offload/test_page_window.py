@@ -139,7 +139,7 @@ def chain(count=6, *, room_pages, ahead_pages=10, order=None, **rest):
         observer=told,
         **rest,
     )
-    hook_pages(model, window, check=lambda: None)
+    hook_pages(model, model.parts, window, check=lambda: None)
 
     def run():
         log.clear()

@@ -80,7 +80,8 @@ def paged(
     )
     if layerwise:
         measure = reader or RoomReader(os.getpid())
-        pieces = find_pieces(find_layers(component), mappings)
+        layers = find_layers(component)
+        pieces = find_pieces(layers, mappings)
         window = PageWindow(
             name,
             pieces,
@@ -95,7 +96,7 @@ def paged(
             warn=warn,
         )
         strategy.window = window
-        strategy.undo = hook_pages(component, window, check=strategy.files.check)
+        strategy.undo = hook_pages(component, layers, window, check=strategy.files.check)
     return strategy
 
 
@@ -144,7 +145,9 @@ def copied(
     )
     component.to(streams.device)
     observer.placed(component=name, layers_by_tier=_count(stack, stores))
-    return Copied(window, undo=hook(window), empty_cache=empty_cache)
+    # A component that comes as one is bound when its use begins: not everything in it is called as a module.
+    undo = hook(window) if layerwise else lambda: None
+    return Copied(window, undo=undo, empty_cache=empty_cache, whole=not layerwise)
 
 
 def plan_units(stack: LayerStack, streamed: tuple[int, ...], ledger: PinLedger) -> HostingPlan:

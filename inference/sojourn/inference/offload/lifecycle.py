@@ -115,23 +115,28 @@ class LifeCycle:
                 self.strategies[component].prepare()
             self._users[component] += 1
 
-    def end_use(self, component: str, *, keep: bool) -> None:
+    def end_use(self, component: str, *, needed_again: bool) -> None:
         """One request less uses a component.
 
         Args:
             component: Name of the component.
-            keep: Whether it stays as it is, since the same request comes back to it.
+            needed_again: Whether the same request comes back to it.
         """
         with self._lock:
             self._users[component] -= 1
-            if self._users[component] == 0 and not keep:
-                self.strategies[component].finish(room_bytes=self._room(self.situation), in_use=self._spans_in_use())
+            if self._users[component] == 0:
+                self._finish(component, needed_again=needed_again)
 
     def let_go(self, component: str) -> None:
         """A component that was kept for a request is no longer: it will not come back to it."""
         with self._lock:
             if self._users[component] == 0:
-                self.strategies[component].finish(room_bytes=self._room(self.situation), in_use=self._spans_in_use())
+                self._finish(component, needed_again=False)
+
+    def _finish(self, component: str, *, needed_again: bool) -> None:
+        self.strategies[component].finish(
+            room_bytes=self._room(self.situation), in_use=self._spans_in_use(), needed_again=needed_again
+        )
 
     def moved_to(self, situation: Situation) -> None:
         """A request has come to another stage."""
@@ -202,13 +207,13 @@ class Uses:
             self._life.moved_to(Situation())
         for component in list(self._open):
             self._open.pop(component)
-            self._life.end_use(component, keep=False)
+            self._life.end_use(component, needed_again=False)
         while self._kept:
             self._life.let_go(self._kept.pop())
 
     def _end(self, component: str) -> None:
         use = self._open.pop(component)
-        self._life.end_use(component, keep=use.needed_again)
+        self._life.end_use(component, needed_again=use.needed_again)
         if use.needed_again:
             self._kept.add(component)
 

@@ -18,6 +18,7 @@ from sojourn.inference.offload.adviser import Adviser, Job, PageAdvice
 from sojourn.inference.offload.mapped import mapped_spans
 from sojourn.inference.offload.observer import Fallback, Observer, silent
 from sojourn.inference.offload.order import CallOrder
+from sojourn.inference.offload.passes import hook_passes
 from sojourn.inference.offload.room import Room
 from sojourn.inference.offload.settings import ResidentPolicy
 from sojourn.inference.offload.spans import Span, divided, merged, size_of, whole_pages, without
@@ -291,19 +292,26 @@ class PageWindow:
             self._warn(f"{self.name}: the kernel alone decides which weights stay in memory: {why}")
 
 
-def hook_pages(component: nn.Module, window: PageWindow, *, check: Callable[[], None]) -> Callable[[], None]:
-    """Makes the component's forward drive the window; returns what undoes it.
+def hook_pages(
+    component: nn.Module, layers: Sequence[nn.Module], window: PageWindow, *, check: Callable[[], None]
+) -> Callable[[], None]:
+    """Makes calls of the layers drive the window; returns what undoes it.
 
     The pieces are hooked only while something streams: a hook on every module costs about 10 µs a call.
 
     Args:
-        component: The module that holds the pieces.
-        window: Over it.
+        component: The module that holds the layers.
+        layers: Those that the pieces are parts of.
+        window: Over the pieces.
         check: Called before every pass; raises if the weights are no longer whole.
     """
     handles: list[RemovableHandle] = []
 
-    def begin(*_: object) -> None:
+    def detach() -> None:
+        while handles:
+            handles.pop().remove()
+
+    def begin() -> None:
         check()
         window.begin_pass()
         if window.streams and not handles:
@@ -311,19 +319,15 @@ def hook_pages(component: nn.Module, window: PageWindow, *, check: Callable[[], 
         elif not window.streams:
             detach()
 
-    def detach() -> None:
-        while handles:
-            handles.pop().remove()
+    def end(well: bool) -> None:
+        if well:
+            window.end_pass()
 
-    passes = [
-        component.register_forward_pre_hook(begin, prepend=True),
-        component.register_forward_hook(lambda *_: window.end_pass()),
-    ]
+    undo_passes = hook_passes(component, layers, begin=begin, end=end)
 
     def undo() -> None:
+        undo_passes()
         detach()
-        while passes:
-            passes.pop().remove()
 
     return undo
 

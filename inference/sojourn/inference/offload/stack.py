@@ -51,7 +51,7 @@ class LayerStack:
 def find_layers(component: nn.Module) -> tuple[nn.Module, ...]:
     """The repeated layers: the members of every ModuleList of two or more modules of one class.
 
-    Lists inside a layer belong to that layer.
+    Lists inside a layer belong to that layer. A list of lists repeats nothing by itself, its members are never called.
     """
     found: list[nn.Module] = []
     inside: set[nn.Module] = set()
@@ -63,7 +63,8 @@ def find_layers(component: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def _repeats(layers: nn.ModuleList) -> bool:
-    return len(layers) > 1 and len({type(layer) for layer in layers}) == 1
+    kinds = {type(layer) for layer in layers}
+    return len(layers) > 1 and len(kinds) == 1 and not issubclass(kinds.pop(), nn.ModuleList | nn.ModuleDict)
 
 
 def stack_layers(component: nn.Module, layers: Sequence[nn.Module]) -> LayerStack:

@@ -28,10 +28,11 @@ class Strategy(Protocol):
     def prefetch(self) -> None:
         """A use is going to begin: whatever may be fetched without hurting the stage that runs."""
 
-    def finish(self, *, room_bytes: int | None, in_use: Sequence[Span]) -> None:
+    def finish(self, *, room_bytes: int | None, in_use: Sequence[Span], needed_again: bool) -> None:
         """A use has ended.
 
         Args:
+            needed_again: The same request comes back to it, after other stages.
             room_bytes: What may stay of the component in host memory; None if nothing presses.
             in_use: Host memory that components still in use need.
         """
@@ -52,7 +53,7 @@ class Resident:
     def prefetch(self) -> None:
         """Nothing to do."""
 
-    def finish(self, *, room_bytes: int | None, in_use: Sequence[Span]) -> None:
+    def finish(self, *, room_bytes: int | None, in_use: Sequence[Span], needed_again: bool) -> None:
         """Nothing to do."""
 
     def host_spans(self) -> Sequence[Span]:
@@ -70,22 +71,28 @@ class Copied:
         window: Over the component's layers, or over the component as its only layer.
         undo: Takes the window's hooks off.
         empty_cache: Gives the device allocator's cache back when a use ends.
+        whole: Whether the component comes and goes as one.
     """
 
-    def __init__(self, window: LayerWindow, *, undo: Callable[[], None], empty_cache: Callable[[], None]) -> None:
+    def __init__(
+        self, window: LayerWindow, *, undo: Callable[[], None], empty_cache: Callable[[], None], whole: bool
+    ) -> None:
         self.window = window
+        self._whole = whole
         self._undo = undo
         self._empty_cache = empty_cache
 
     def prepare(self) -> None:
-        """Sends for what stays and for the head of the stream."""
+        """Sends for what stays and for the head of the stream, or for everything."""
         self.window.prepare()
+        if self._whole:
+            self.window.make_ready()
 
     def prefetch(self) -> None:
         """Nothing: the stage that runs was given the whole device."""
 
-    def finish(self, *, room_bytes: int | None, in_use: Sequence[Span]) -> None:
-        """Leaves the device."""
+    def finish(self, *, room_bytes: int | None, in_use: Sequence[Span], needed_again: bool) -> None:
+        """Leaves the device, also for a while: the plan gives all of it to the stages between."""
         self.window.release()
         self._empty_cache()
 
@@ -95,7 +102,7 @@ class Copied:
 
     def close(self) -> None:
         """Takes the hooks off; the parameters stay placeholders."""
-        self.finish(room_bytes=None, in_use=())
+        self.finish(room_bytes=None, in_use=(), needed_again=False)
         self._undo()
 
 
@@ -141,8 +148,10 @@ class Paged:
         if self.fetch_whole:
             self.adviser.submit((self.advice or PageAdvice()).will_need, self.spans)
 
-    def finish(self, *, room_bytes: int | None, in_use: Sequence[Span]) -> None:
+    def finish(self, *, room_bytes: int | None, in_use: Sequence[Span], needed_again: bool) -> None:
         """Gives back what does not fit, marks the rest as first in line, and verifies."""
+        if needed_again:
+            return
         self.adviser.drain()
         plan = plan_cold(self._in_order_of_going(), room_bytes=room_bytes)
         calls = self.advice or PageAdvice()

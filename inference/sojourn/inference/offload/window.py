@@ -6,6 +6,7 @@ it runs or is among the next ones expected; everything else is dropped. So a ski
 without a special case, and after the last layer the head of the next pass is already on its way.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +17,12 @@ from sojourn.inference.offload.courier import Courier, CourierRetired, Parcel
 from sojourn.inference.offload.hosting import HostTier
 from sojourn.inference.offload.observer import Fallback, Observer, silent
 from sojourn.inference.offload.order import CallOrder
+from sojourn.inference.offload.passes import hook_passes
 from sojourn.inference.offload.stack import LayerStack
 from sojourn.inference.offload.stores import Buffers, Store
 from sojourn.inference.offload.streams import Streams
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 
 @dataclass(eq=False, kw_only=True)
@@ -96,6 +99,14 @@ class LayerWindow:
         self._prefetching = True
         resident = [i for i in range(len(self.stack.layers)) if i not in self.streamed]
         self._fetch_ahead([*resident, *self.order.upcoming_head(self.prefetch, among=self.streamed)])
+
+    def make_ready(self) -> None:
+        """Brings everything in and points all parameters there, for modules whose layers are not called as such."""
+        with torch.inference_mode(False), torch.no_grad():
+            for layer in range(len(self.stack.layers)):
+                self._fetch(layer)
+            for unit in self._loaded:
+                self._make_ready(unit)
 
     def release(self) -> None:
         """A use ends: everything leaves the device. The host's copies were never touched."""
@@ -255,33 +266,41 @@ class LayerWindow:
 
 
 def hook(window: LayerWindow) -> Callable[[], None]:
-    """Makes the component's forward drive the window; returns what undoes it."""
+    """Makes calls of the layers drive the window; returns what undoes it.
 
-    def outside_inference_mode(act: Callable[..., None], *arguments: Any) -> None:
-        # A tensor made in inference mode stays one: parameters must not become such.
-        with torch.inference_mode(False), torch.no_grad():
-            act(*arguments)
+    There is one set of weights on the device, so passes of several requests take turns.
+    """
+    turn = threading.RLock()
 
-    component = window.stack.component
-    handles = [
-        component.register_forward_pre_hook(
-            lambda module, inputs: outside_inference_mode(window.begin_pass), prepend=True
-        ),
-        component.register_forward_hook(lambda module, inputs, output: outside_inference_mode(window.end_pass)),
-    ]
-    for index, layer in enumerate(window.stack.layers):
-        handles += _hook_layer(layer, index, window, outside_inference_mode)
+    def begin() -> None:
+        turn.acquire()
+        window.begin_pass()
+
+    def end(well: bool) -> None:
+        try:
+            if well:
+                _outside_inference_mode(window.end_pass)
+        finally:
+            turn.release()
+
+    undo_passes = hook_passes(window.stack.component, window.stack.layers, begin=begin, end=end)
+    handles = [handle for i, layer in enumerate(window.stack.layers) for handle in _hook_layer(layer, i, window)]
 
     def undo() -> None:
-        for handle in handles:
-            handle.remove()
+        undo_passes()
+        while handles:
+            handles.pop().remove()
 
     return undo
 
 
-def _hook_layer(layer: nn.Module, index: int, window: LayerWindow, run: Callable[..., None]) -> list[Any]:
-    return [
-        layer.register_forward_pre_hook(lambda module, inputs: run(window.enter, index), prepend=True),
-        # Also after an exception, or the layer would stay until the next pass.
-        layer.register_forward_hook(lambda module, inputs, output: run(window.leave, index), always_call=True),
-    ]
+def _hook_layer(layer: nn.Module, index: int, window: LayerWindow) -> Iterator[RemovableHandle]:
+    yield layer.register_forward_pre_hook(lambda *_: _outside_inference_mode(window.enter, index), prepend=True)
+    # Also after an exception, or the layer would stay until the next pass.
+    yield layer.register_forward_hook(lambda *_: _outside_inference_mode(window.leave, index), always_call=True)
+
+
+def _outside_inference_mode(act: Callable[..., None], *arguments: int) -> None:
+    """A tensor made in inference mode stays one, and parameters must not become such."""
+    with torch.inference_mode(False), torch.no_grad():
+        act(*arguments)

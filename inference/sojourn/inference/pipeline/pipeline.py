@@ -17,7 +17,7 @@ from sojourn.inference.families.family import Family, Medium
 from sojourn.inference.loading.components import Component
 from sojourn.inference.loading.fingerprint import BackgroundFingerprint
 from sojourn.inference.offload.install import Offload
-from sojourn.inference.offload.lifecycle import LifeCycle, declare
+from sojourn.inference.offload.lifecycle import LifeCycle, declare, driving
 from sojourn.inference.pipeline.guards import EVALUATIONS_INPUT, WATCH_INPUT
 from sojourn.inference.pipeline.workflow import components_of, guarded, stage_components, workflow_leaves
 from sojourn.inference.requests import Clip, Defaults, GenerationRequest, Limits, Workflow
@@ -212,9 +212,9 @@ class Pipeline:
         # Noise is drawn on the CPU whatever the device: a seed means the same noise everywhere.
         state.set("generator", torch.Generator().manual_seed(request.seeds[clip_index]))
         state.set(EVALUATIONS_INPUT, schedule.evaluations)
-        state.set(WATCH_INPUT, watch)
         try:
-            with torch.no_grad():
+            with self.life.open(self._uses[request.workflow, until]) as uses, torch.no_grad():
+                state.set(WATCH_INPUT, driving(uses, watch))
                 blocks(self._for_request(schedule.schedulers), state)
         except ImportError as error:
             raise Unsupported(str(error)) from error
