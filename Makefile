@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard proto/sojourn/v1/*.proto)
 
-.PHONY: demo test lint proto bench format clean
+.PHONY: demo test lint proto metrics bench format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,7 @@ lint: $(STAMP)  ## Format, style, types, layers, protobuf rules, generated files
 	$(BIN)/lint-imports
 	cd proto && ../$(BIN)/buf lint
 	$(BIN)/python -m tools.stubs --check
+	$(BIN)/python -m tools.metrics_table --check
 
 format: $(STAMP)  ## Format and repair what can be repaired
 	$(BIN)/ruff format .
@@ -32,6 +33,9 @@ format: $(STAMP)  ## Format and repair what can be repaired
 
 proto: $(STAMP)  ## Generate the stubs beside the .proto files
 	$(BIN)/python -m tools.stubs
+
+metrics: $(STAMP)  ## Generate docs/metrics.md
+	$(BIN)/python -m tools.metrics_table
 
 bench: $(STAMP)  ## Every benchmark: a table of figures beside their goals
 	for file in bench/[a-z]*.py; do $(BIN)/python $$file || failed=1; done; test -z "$$failed"

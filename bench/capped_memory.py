@@ -222,17 +222,21 @@ def under_cache(model: Any, folder: Path) -> None:
     from sojourn.inference.adaln.families import MINIMAX_H3
     from sojourn.inference.adaln.host import HostTier
     from sojourn.inference.adaln.projection import Projector
+    from sojourn.inference.adaln.ranks import OneRank
     from sojourn.inference.adaln.replace import replace_projections, stand_ins
     from sojourn.inference.adaln.slab import Slab
     from sojourn.inference.adaln.weights import MappedWeights
+    from sojourn.inference.loading.mapping import MappedFile
+    from sojourn.inference.loading.safetensors_file import read_safetensors
 
+    weights = MappedWeights([MappedFile(read_safetensors(folder / "diffusion_pytorch_model.safetensors"))])
     table = replace_projections(model, MINIMAX_H3)
     counters = Counters()
     slab = Slab(table, plans=WARM_UP + STEPS, width=2, device=torch.device("cpu"))
     cache = PlanCache(
         family=MINIMAX_H3,
         slab=slab,
-        projector=Projector(model, MINIMAX_H3, table, MappedWeights.of_folder(folder), read=counters.read),
+        projector=Projector(model, MINIMAX_H3, table, weights, ranks=OneRank(), read=counters.read),
         observer=counters,
         host=HostTier(table, 0),
     )

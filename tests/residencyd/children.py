@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 NOBODY = 65534
 SOMEBODY = 65533
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -158,6 +160,14 @@ def smaps(pid: int, start: int, end: int) -> dict[str, int]:
             key = first[:-1]
             sums[key] = sums.get(key, 0) + int(rest.split()[0]) * 1024
     return sums
+
+
+def fincore(path: Path) -> int:
+    """The oracle for files: bytes in the page cache."""
+    done = subprocess.run(["fincore", "-bnro", "RES", path], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip("fincore is not installed")
+    return int(done.stdout)
 
 
 def sparse(path: Path, size: int) -> Path:

@@ -5,7 +5,9 @@ target label of Prometheus; what can be absent comes from a collector, without t
 `Telemetry`, so that tests read their own.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import (
@@ -19,6 +21,16 @@ from prometheus_client import (
     disable_created_metrics,
 )
 from prometheus_client.core import GaugeMetricFamily, Metric
+from sojourn.inference.adaln.counters import (
+    Description,
+    RejectReason,
+    Result,
+    SkipReason,
+    Snapshot,
+    Source,
+    Tier,
+)
+from sojourn.inference.adaln.refusals import RequestReason
 from sojourn.inference.offload.observer import Fallback, Stuck
 from sojourn.inference.requests import QualityTier, Workflow
 from sojourn.inference.watch import Stage
@@ -189,12 +201,136 @@ class OffloadMetrics:
         self.plan_budget_bytes.labels(space).set(budget_bytes)
 
 
+class _PlanCacheGauges:
+    """Gauges of the plan caches, read when they are scraped; absent until the caches are set up."""
+
+    def __init__(self) -> None:
+        self.description: Description | None = None
+        self.read: Callable[[], Snapshot] | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        if self.description is None or self.read is None:
+            return
+        labels = asdict(self.description)
+        info = GaugeMetricFamily("sojourn_plan_cache_info", "How the AdaLN plan cache is set up.", labels=list(labels))
+        info.add_metric(list(labels.values()), 1.0)
+        yield info
+        now = self.read()
+        yield _parts(
+            "sojourn_plan_cache_slots", "Slots of the slab by state; the sum is its capacity.", "state",
+            published=now.slots_published, reserved=now.slots_reserved, free=now.slots_free,
+        )  # fmt: skip
+        yield _parts(
+            "sojourn_plan_cache_host_pages", "Pages of the host tier by state; the sum is its capacity.", "state",
+            used=now.pages_used, free=now.pages_free,
+        )  # fmt: skip
+        yield _parts(
+            "sojourn_plan_cache_allocated_bytes", "What the plan cache itself takes.", "tier",
+            gpu=now.device_bytes, host=now.host_bytes,
+        )  # fmt: skip
+        yield GaugeMetricFamily(
+            "sojourn_plan_cache_unloaded_weight_bytes", "Projections that were never loaded.", value=now.weight_bytes
+        )
+        yield GaugeMetricFamily(
+            "sojourn_plan_store_size_bytes", "Size of the plan store, which the processes of a node share.",
+            value=now.store_bytes,
+        )  # fmt: skip
+
+
+def _parts(name: str, documentation: str, label: str, **values: float) -> Metric:
+    family = GaugeMetricFamily(name, documentation, labels=[label])
+    for value, amount in values.items():
+        family.add_metric([value], amount)
+    return family
+
+
+class PlanCacheMetrics:
+    """The observer of the plan caches; see `sojourn.inference.adaln.counters.Observer`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._gauges = _PlanCacheGauges()
+        registry.register(self._gauges)
+        self._requests = _counted(
+            registry, "sojourn_plan_cache_requests_total", "Transactions of the plan cache.", "result", Result
+        )
+        self._plans = _counted(
+            registry, "sojourn_plan_cache_plans_total", "Distinct plans served, by where they were.", "source", Source
+        )
+        self._evicted = _counted(
+            registry, "sojourn_plan_cache_evicted_plans_total", "Plans that lost their place.", "tier", Tier
+        )
+        self._skipped = _counted(
+            registry, "sojourn_plan_cache_host_skipped_groups_total", "Groups that the host tier did not store.",
+            "reason", SkipReason,
+        )  # fmt: skip
+        self._refused = _counted(
+            registry, "sojourn_plan_cache_refused_requests_total", "Requests that the plan cache refused.", "reason",
+            RequestReason,
+        )  # fmt: skip
+        self._rejected = _counted(
+            registry, "sojourn_plan_store_rejected_files_total", "Files of the plan store not used or not written.",
+            "reason", RejectReason,
+        )  # fmt: skip
+        self._read = Counter(
+            "sojourn_plan_cache_read_bytes_total", "Bytes of AdaLN projections read for builds.", registry=registry
+        )
+        self._build = Histogram(
+            "sojourn_plan_cache_build_duration_seconds", "One build, all ranks together.", buckets=STAGE_BUCKETS,
+            registry=registry,
+        )  # fmt: skip
+
+    def opened(self, description: Description, gauges: Callable[[], Snapshot]) -> None:
+        """The caches of the process are set up, or it is settled that there are none."""
+        self._gauges.description, self._gauges.read = description, gauges
+
+    def request(self, result: Result) -> None:
+        """A transaction has ended."""
+        self._requests[result].inc()
+
+    def served(self, source: Source, plans: int) -> None:
+        """Distinct plans were served from a source."""
+        self._plans[source].inc(plans)
+
+    def built(self, seconds: float) -> None:
+        """A build has succeeded."""
+        self._build.observe(seconds)
+
+    def read(self, nbytes: int) -> None:
+        """Bytes of projections were read from the checkpoint."""
+        self._read.inc(nbytes)
+
+    def evicted(self, tier: Tier, plans: int) -> None:
+        """Plans lost their place in a tier."""
+        self._evicted[tier].inc(plans)
+
+    def host_skipped(self, reason: SkipReason) -> None:
+        """A group was not stored in the host tier."""
+        self._skipped[reason].inc()
+
+    def refused(self, reason: RequestReason) -> None:
+        """A request was refused."""
+        self._refused[reason].inc()
+
+    def store_rejected(self, reason: RejectReason) -> None:
+        """A file of the plan store was not used or not written."""
+        self._rejected[reason].inc()
+
+
+def _counted(
+    registry: CollectorRegistry, name: str, documentation: str, label: str, values: type[StrEnum]
+) -> dict[StrEnum, Counter]:
+    """A counter's children by the value of its one label, all of them at 0."""
+    counter = Counter(name, documentation, [label], registry=registry)
+    return {value: counter.labels(value.value) for value in values}
+
+
 class Telemetry:
     """The metrics, and the few verbs that move them.
 
     Attributes:
         registry: What the exporter reads.
         offload: Where weights are and what moves them.
+        plan_cache: Hears of what the plan caches do.
     """
 
     def __init__(
@@ -210,6 +346,7 @@ class Telemetry:
         self._request_metrics(registry)
         self._work_metrics(registry)
         self.offload = OffloadMetrics(registry)
+        self.plan_cache = PlanCacheMetrics(registry)
         self.requests_waiting_limit.set(max_waiting)
         self.state("loading")
 

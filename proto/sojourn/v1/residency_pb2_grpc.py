@@ -62,8 +62,9 @@ class ResidencyServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchResidency(self, request, context):
-        """The same as a stream: the first answer at once, then one for every change. Ends when the client cancels or
-        the service shuts down.
+        """The same as a stream: the first answer at once, then one for every change of the processes, their components
+        or what could be given back. What the machine has left moves by itself and is no change. Ends when the client
+        cancels or the service shuts down.
 
         Errors: INVALID_ARGUMENT (a negative number), RESOURCE_EXHAUSTED (too many watchers), UNAVAILABLE (shutting
         down).

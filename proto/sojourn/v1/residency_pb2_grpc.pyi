@@ -46,8 +46,9 @@ class ResidencyServiceStub:
     Errors: UNAVAILABLE (shutting down).
     """
     WatchResidency: _grpc.UnaryStreamMultiCallable[_residency_pb2.WatchResidencyRequest, _residency_pb2.WatchResidencyResponse]
-    """The same as a stream: the first answer at once, then one for every change. Ends when the client cancels or
-    the service shuts down.
+    """The same as a stream: the first answer at once, then one for every change of the processes, their components
+    or what could be given back. What the machine has left moves by itself and is no change. Ends when the client
+    cancels or the service shuts down.
 
     Errors: INVALID_ARGUMENT (a negative number), RESOURCE_EXHAUSTED (too many watchers), UNAVAILABLE (shutting
     down).
@@ -65,8 +66,9 @@ class ResidencyServiceAsyncStub(ResidencyServiceStub):
     Errors: UNAVAILABLE (shutting down).
     """
     WatchResidency: _aio.UnaryStreamMultiCallable[_residency_pb2.WatchResidencyRequest, _residency_pb2.WatchResidencyResponse]  # type: ignore[assignment]
-    """The same as a stream: the first answer at once, then one for every change. Ends when the client cancels or
-    the service shuts down.
+    """The same as a stream: the first answer at once, then one for every change of the processes, their components
+    or what could be given back. What the machine has left moves by itself and is no change. Ends when the client
+    cancels or the service shuts down.
 
     Errors: INVALID_ARGUMENT (a negative number), RESOURCE_EXHAUSTED (too many watchers), UNAVAILABLE (shutting
     down).
@@ -93,8 +95,9 @@ class ResidencyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _residency_pb2.WatchResidencyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_residency_pb2.WatchResidencyResponse], _abc.AsyncIterator[_residency_pb2.WatchResidencyResponse]]:
-        """The same as a stream: the first answer at once, then one for every change. Ends when the client cancels or
-        the service shuts down.
+        """The same as a stream: the first answer at once, then one for every change of the processes, their components
+        or what could be given back. What the machine has left moves by itself and is no change. Ends when the client
+        cancels or the service shuts down.
 
         Errors: INVALID_ARGUMENT (a negative number), RESOURCE_EXHAUSTED (too many watchers), UNAVAILABLE (shutting
         down).

@@ -8,6 +8,7 @@ import pytest
 import torch
 from sojourn.inference.adaln.counters import Result, SkipReason, Source, Tier
 from sojourn.inference.adaln.host import HostTier, host_budget_bytes, page_capacity
+from sojourn.inference.adaln.host_memory import allocate_pages, available_bytes
 from sojourn.inference.adaln.refusals import PlanMissing
 from sojourn.inference.adaln.table import Projection, Table
 
@@ -236,3 +237,43 @@ def test_the_capacity_is_the_lesser_of_setting_and_budget() -> None:
     assert page_capacity(TABLE, configured_bytes=10 * page + 1, budget_bytes=100 * page) == 10
     assert page_capacity(TABLE, configured_bytes=10 * page, budget_bytes=3 * page) == 3
     assert page_capacity(TABLE, configured_bytes=0, budget_bytes=100 * page) == 0
+
+
+def test_locked_pages_are_registered_at_their_exact_size_and_unregistered_when_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[tuple[str, int]] = []
+
+    class Runtime:
+        def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+            calls.append(("register", nbytes))
+            return 0
+
+        def cudaHostUnregister(self, address: int) -> int:
+            calls.append(("unregister", address))
+            return 0
+
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    monkeypatch.setattr(torch.cuda, "check_error", lambda code: None)
+    pages = allocate_pages(13, 7, torch.bfloat16, True)
+    address = pages.data_ptr()
+    assert calls == [("register", 13 * 7 * 2)]
+    del pages
+    assert calls[1:] == [("unregister", address)]
+
+
+def test_memory_that_cannot_be_locked_is_a_failed_step_of_the_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Runtime:
+        def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+            return 2
+
+    def check(code: int) -> None:
+        raise RuntimeError(f"CUDA error {code}: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    monkeypatch.setattr(torch.cuda, "check_error", check)
+    assert HostTier(TABLE, 4, pinned=True).kind == "pageable"
+
+
+def test_the_host_says_how_much_memory_there_is() -> None:
+    assert 0 < available_bytes() < 2**50

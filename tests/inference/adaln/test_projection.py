@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sojourn.inference.adaln.projection import Precision
+from sojourn.inference.adaln.settings import Precision
 from torch.nn import functional
 
 from tests.inference.adaln.toys import TOY, Inputs, embed, fresh_rows, make_rig, step

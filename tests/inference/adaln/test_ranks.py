@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from sojourn.inference.adaln.counters import Result, Source
+from sojourn.inference.adaln.component import Place, _host_tier
+from sojourn.inference.adaln.counters import Counters, Result, Source
 from sojourn.inference.adaln.projection import Projector
 from sojourn.inference.adaln.ranks import Deferred, DistributedRanks, OneRank, Sharing, together
 from sojourn.inference.adaln.refusals import BuildFailedElsewhere, PlansRefused
@@ -234,6 +235,14 @@ def agree_by_minimum(rank: int, folder: Path) -> None:
     ranks = DistributedRanks(CPU)
     assert (ranks.rank, ranks.size) == (rank, 2)
     assert ranks.minimum(100 - rank) == 99
+    table = make_rig().cache.slab.table
+    place = Place(
+        device=CPU,
+        host_bytes=(9 - rank) * table.row_bytes,
+        host_budget_bytes=(4 + 9 * rank) * table.row_bytes,
+        ranks=ranks,
+    )
+    assert _host_tier(table, place, Counters()).capacity == 4
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from sojourn.inference.adaln.counters import Counters, Tier
 from sojourn.inference.adaln.families import Family, Inputs
 from sojourn.inference.adaln.host import HostTier
 from sojourn.inference.adaln.plans import Plan
-from sojourn.inference.adaln.projection import Precision, Projector
+from sojourn.inference.adaln.projection import Projector
 from sojourn.inference.adaln.ranks import OneRank, Ranks, Sharing
 from sojourn.inference.adaln.replace import projections_of
+from sojourn.inference.adaln.settings import Precision
 from sojourn.inference.adaln.slab import Slab
 from sojourn.inference.adaln.store import PlanStore
 from sojourn.inference.adaln.streams import OneStream, Streams
@@ -62,6 +63,7 @@ TOY = Family(
     embedders="time_embedder",
     inputs=("timestep",),
     embed=embed,
+    forwards=lambda value: [{"timestep": timestep} for timestep in value("timesteps")],
     widths={"one": 1, "many": 4},
 )
 

@@ -1,27 +1,25 @@
 from pathlib import Path
 
 import pytest
+import torch
 from sojourn.inference.pipeline import Pipeline, load_pipeline
-from sojourn.inference.tiny import tiny_random
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tiny_folder: Path) -> Path:
     """Folder of a tiny random MiniMax-H3."""
-    return tiny_random("minimax-h3", tmp_path_factory.mktemp("models") / "tiny")
+    return tiny_folder
 
 
 @pytest.fixture(scope="session")
-def pipeline(model: Path) -> Pipeline:
+def pipeline(tiny: Pipeline) -> Pipeline:
     """The real engine on it. Shared: a request leaves nothing behind, which is one of the things tested."""
-    return load_pipeline(model)
+    return tiny
 
 
 @pytest.fixture(scope="session")
 def poisoned(model: Path) -> Pipeline:
     """The same, with one weight of the transformer not a number."""
-    import torch
-
     pipeline = load_pipeline(model, model_name="poisoned")
     transformer = pipeline.components["transformer"].value
     name, weight = next((name, p) for name, p in transformer.named_parameters() if "blocks.1" in name and p.ndim == 2)

@@ -7,15 +7,7 @@ from sojourn.residencyd.kernel import page_cache, syscalls
 from sojourn.residencyd.kernel.errors import NotOwner, NotSupported
 from sojourn.residencyd.kernel.page_cache import CacheEstimate, cachestat, is_own, mincore, sample
 
-from tests.residencyd.children import MIB, NOBODY, PAGE, filled, run_as
-
-
-def fincore(path: Path) -> int:
-    """The oracle: bytes of a file in the page cache."""
-    done = subprocess.run(["fincore", "-bnro", "RES", path], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip("fincore is not installed")
-    return int(done.stdout)
+from tests.residencyd.children import MIB, NOBODY, PAGE, filled, fincore, run_as
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from sojourn.residencyd.kernel.pages import (
     SWAPPED,
     ZERO,
     PageCounts,
-    PageRange,
     PageTable,
     count_entries,
     count_exclusive,
-    count_ranges,
+    count_within,
+    spans_of,
 )
 
 from tests.residencyd.children import GIB, MIB, PAGE, Child, child, filled, smaps, sparse
@@ -28,7 +28,7 @@ def scan(request: pytest.FixtureRequest) -> bool:
     if request.param == "scan":
         with PageTable(os.getpid()) as table:
             try:
-                list(table.ranges(0, PAGE))
+                table._scan(0, PAGE)
             except NotSupported:
                 pytest.skip("this kernel has no PAGEMAP_SCAN")
     return request.param == "scan"
@@ -50,16 +50,37 @@ def same_as_oracle(it: Child, length: int, *, scan: bool) -> PageCounts:
     return counts
 
 
-def test_ranges_add_up_by_category() -> None:
-    found = [
-        PageRange(0, 4096, PRESENT | FILE),
-        PageRange(4096, 16384, PRESENT),
-        PageRange(16384, 20480, SWAPPED),
-        PageRange(20480, 24576, PRESENT | ZERO),
-        PageRange(24576, 28672, PRESENT | FILE | HUGE),
-        PageRange(28672, 32768, 0),
+def test_regions_add_up_by_category_within_each_range() -> None:
+    flags = [PRESENT | FILE, PRESENT, SWAPPED, PRESENT | ZERO, PRESENT | FILE | HUGE, 0]
+    found = (list(range(0, 60, 10)), list(range(10, 70, 10)), flags)
+    assert count_within([(0, 60)], found) == [PageCounts(20, 10, 10, 10)]
+    assert count_within([(0, 5), (5, 15), (15, 45), (45, 46), (70, 80)], found) == [
+        PageCounts(5, 0, 0, 0),
+        PageCounts(5, 5, 0, 0),
+        PageCounts(5, 5, 10, 5),
+        PageCounts(1, 0, 0, 1),
+        PageCounts(),
     ]
-    assert count_ranges(found) == PageCounts(8192, 12288, 4096, 4096)
+    assert count_within([(0, 60)], ([], [], [])) == [PageCounts()]
+    assert count_within([], found) == []
+
+
+def test_near_ranges_are_walked_as_one() -> None:
+    wanted = [(0, 10), (10, 20), (25, 30), (100, 110), (111, 112), (500, 510)]
+    assert [wanted[run] for run in spans_of(wanted, gap_bytes=5)] == [wanted[:3], wanted[3:5], wanted[5:]]
+    assert list(spans_of([])) == []
+
+
+def test_ranges_counted_together_are_counted_alone() -> None:
+    source = "a = map_(64 << 20); libc.madvise(a, 64 << 20, 15); write(a, 64 << 20, 12288); say(address=a)"
+    with child(source) as it, PageTable(it.pid) as table:
+        wanted = [(it["address"] + n * MIB, it["address"] + n * MIB + 7 * PAGE * (n % 5)) for n in range(0, 64, 3)]
+        assert table.count_all(wanted) == [table.count(start, end) for start, end in wanted]
+
+
+def test_counts_add_up() -> None:
+    assert sum([PageCounts(1, 2, 3, 4), PageCounts(10, 20, 30, 40)], PageCounts()) == PageCounts(11, 22, 33, 44)
+    assert PageCounts(1, 2, 3, 4).resident_bytes == 3
 
 
 def test_entries_add_up_by_category(captures: Path) -> None:
@@ -103,7 +124,7 @@ def test_the_zero_page_is_nobodys_memory() -> None:
     ) as it:
         with PageTable(it.pid) as table:
             try:
-                list(table.ranges(0, PAGE))
+                table._scan(0, PAGE)
             except NotSupported:
                 pytest.skip("pagemap entries do not show it")
         assert same_as_oracle(it, MIB, scan=True).anonymous_bytes == 8192
@@ -148,7 +169,7 @@ def test_a_process_that_ends_between_open_and_count_is_gone_not_empty(scan: bool
 def test_a_walk_that_stands_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages.fcntl, "ioctl", lambda *_: 0)
     with PageTable(os.getpid()) as table:
-        assert list(table.ranges(4096, 1 << 40)) == []
+        assert table.count(4096, 1 << 40) == PageCounts()
 
 
 def test_ranges_beyond_user_space_hold_nothing() -> None:

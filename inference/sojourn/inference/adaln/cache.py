@@ -22,7 +22,8 @@ from sojourn.inference.adaln.plans import Plan, PlanKey, distinct
 from sojourn.inference.adaln.projection import Job, Projector
 from sojourn.inference.adaln.ranks import OneRank, Ranks, together
 from sojourn.inference.adaln.refusals import PlanMissing, PlansRefused, RequestReason
-from sojourn.inference.adaln.slab import PLANS_SETTING, Slab
+from sojourn.inference.adaln.settings import PLANS_SETTING
+from sojourn.inference.adaln.slab import Slab
 from sojourn.inference.adaln.slots import Slots
 from sojourn.inference.adaln.store import PlanStore, RejectedFile, StoredSchedule
 from sojourn.inference.adaln.streams import OneStream, Streams
@@ -69,6 +70,16 @@ class PlanCache:
         """Pipelines copy their blocks with what they refer to; there is one cache all the same."""
         return self
 
+    def admit(self, plans: int) -> None:
+        """Refuses a request that has more different plans than the slab holds, before any of its stages runs.
+
+        Raises:
+            PlansRefused: Naming the setting and the value needed.
+        """
+        if plans > self.slab.plans:
+            with self._counted():
+                self._check_count(plans)
+
     def prepare(self, forwards: Sequence[Inputs]) -> Lease:
         """Makes the rows of a request's forwards available, and keeps them so until the lease is released.
 
@@ -100,7 +111,8 @@ class PlanCache:
             if any(self.slots.slot_of(plan.key) is None for plan in plans):
                 shown = {name: value.flatten()[:8].tolist() for name, value in inputs.items()}
                 raise PlanMissing(f"no request has prepared the plan of {shown}; prepare it before the forward")
-            return self._steps([plans])[0]
+            steps, _ = self._steps([plans])
+            return steps[0]
 
     def invalidate(self, source: WeightSource | None = None, *, store: PlanStore | None = None) -> None:
         """Forgets every row: the weights were replaced. Requests in flight fail with `PlanMissing`.
@@ -158,8 +170,9 @@ class PlanCache:
             self.observer.served(Source.GPU, len(wanted))
             self._store_in_host(wanted, is_new=False)
             return Result.HIT
-        self._check_capacity(wanted)
-        self.slots.victims(len(missing), keep=keys)
+        with together(self.ranks):
+            self._check_capacity(wanted)
+            self.slots.victims(len(missing), keep=keys)
         self.streams.begin()
         source = self._fetch(wanted, missing)
         self.slots.refresh(keys)
@@ -172,13 +185,16 @@ class PlanCache:
         return Result(source.value)
 
     def _check_capacity(self, wanted: Sequence[Plan]) -> None:
-        if len(wanted) > self.slab.plans:
+        self._check_count(len(wanted))
+        self.family.check_width(wanted, self.slab.width)
+
+    def _check_count(self, plans: int) -> None:
+        if plans > self.slab.plans:
             raise PlansRefused(
                 RequestReason.TOO_MANY_PLANS,
-                f"the request has {len(wanted)} different plans and {PLANS_SETTING} is {self.slab.plans}; set it to "
-                f"{len(wanted)} or more, or ask for fewer steps",
+                f"the request has {plans} different plans and {PLANS_SETTING} is {self.slab.plans}; set it to "
+                f"{plans} or more, or ask for fewer steps",
             )
-        self.family.check_width(wanted, self.slab.width)
 
     def _fetch(self, wanted: Sequence[Plan], missing: Sequence[Plan]) -> Source:
         """Brings the missing plans in from the nearest tier that has all of them on all ranks."""
@@ -295,16 +311,17 @@ class PlanCache:
 
     def _build_and_publish(self, store: PlanStore, wanted: Sequence[Plan], missing: Sequence[Plan]) -> Source:
         """Builds unless another process of the node has meanwhile, and shares what was built."""
-        if self.ranks.size > 1:
+        if self.ranks.size > 1:  # each rank would wait for locks in its own order
             self._build(wanted, missing)
-        else:
-            with store.building([plan.key for plan in wanted]):
-                if store.path([plan.key for plan in wanted]).exists() and self._load_from_store(store, wanted, missing):
-                    return Source.STORE
-                self._build(wanted, missing)
+            if self.ranks.rank == 0:
                 self._publish(store, wanted)
             return Source.BUILT
-        if self.ranks.rank == 0:
+        keys = [plan.key for plan in wanted]
+        seen = store.version(keys)
+        with store.building(keys):
+            if store.version(keys) != seen and self._load_from_store(store, wanted, missing):
+                return Source.STORE
+            self._build(wanted, missing)
             self._publish(store, wanted)
         return Source.BUILT
 
@@ -353,25 +370,25 @@ class PlanCache:
                         del self._prepared[names]
 
         try:
-            steps = self._steps(plans)
+            steps, slots = self._steps(plans)
             for inputs, step in zip(forwards, steps, strict=True):
                 values = [inputs[name] for name in self.family.inputs]
                 prepared[tuple(map(id, values))] = _Prepared(values, step)
             self._prepared.update(prepared)
-            slots = torch.tensor([self.slots.slot_of(key) for key in keys], device=self.slab.device)
             return Lease(steps, slots, release)
         except BaseException:
             release()
             raise
 
-    def _steps(self, plans: Sequence[Sequence[Plan]]) -> list[tuple[Step, ...]]:
-        """One host-to-device copy for all slots of a request."""
+    def _steps(self, plans: Sequence[Sequence[Plan]]) -> tuple[list[tuple[Step, ...]], torch.Tensor]:
+        """The steps of each forward, and the slots of all plans: one copy to the device for a request."""
         flat = [plan for calls in plans for plan in calls]
         slots = torch.tensor([self.slots.slot_of(plan.key) for plan in flat], device=self.slab.device)
         self._check_visible(slots, flat)
         generation = self._generation
         places = iter(range(len(flat)))
-        return [tuple(self._step(plan, slots, next(places), generation) for plan in calls) for calls in plans]
+        steps = [tuple(self._step(plan, slots, next(places), generation) for plan in calls) for calls in plans]
+        return steps, slots
 
     def _step(self, plan: Plan, slots: torch.Tensor, place: int, generation: int) -> Step:
         index = None if plan.rows_are_distinct else torch.tensor(plan.row_index, device=self.slab.device)

@@ -6,7 +6,8 @@ cache come from under its lock, gauges are read as a `Snapshot`.
 
 import threading
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Protocol
 
@@ -57,8 +58,65 @@ class RejectReason(StrEnum):
     UNWRITABLE = "unwritable"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """The gauges of a cache at one moment.
+
+    Attributes:
+        slots_published, slots_reserved, slots_free: Their sum is the slab's capacity.
+        pages_used, pages_free: Their sum is the host tier's capacity.
+        device_bytes, host_bytes: What the cache itself has allocated.
+        host_kind: "pinned", "pageable" or "none".
+        weight_bytes: Projections that were never loaded.
+        store_bytes: Size of the plan store's directory; 0 without one.
+    """
+
+    slots_published: int
+    slots_reserved: int
+    slots_free: int
+    pages_used: int
+    pages_free: int
+    device_bytes: int
+    host_bytes: int
+    host_kind: str
+    weight_bytes: int
+    store_bytes: int
+
+    @classmethod
+    def sum(cls, parts: "Iterable[Snapshot]") -> "Snapshot":
+        """The gauges of several caches together; they share one store."""
+        found = list(parts)
+        numbers = {
+            gauge.name: sum(getattr(part, gauge.name) for part in found)
+            for gauge in fields(cls)
+            if gauge.name not in {"host_kind", "store_bytes"}
+        }
+        kinds = sorted({part.host_kind for part in found if part.host_kind != "none"})
+        store_bytes = max((part.store_bytes for part in found), default=0)
+        return cls(host_kind=kinds[0] if kinds else "none", store_bytes=store_bytes, **numbers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """How the caches of a process are set up, as the info metric says it.
+
+    Attributes:
+        mode, precision: As set.
+        host_kind: "pinned", "pageable" or "none".
+        off_reason: Why there is no cache; empty while there is one.
+    """
+
+    mode: str
+    precision: str
+    host_kind: str
+    off_reason: str
+
+
 class Observer(Protocol):
     """Counts what a cache does."""
+
+    def opened(self, description: Description, gauges: Callable[[], Snapshot]) -> None:
+        """The caches of the process are set up, or it is settled that there are none."""
 
     def request(self, result: Result) -> None:
         """A transaction has ended."""
@@ -98,7 +156,12 @@ class Counters:
     builds: int = 0
     build_seconds: float = 0.0
     read_bytes: int = 0
+    description: Description | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def opened(self, description: Description, gauges: Callable[[], Snapshot]) -> None:
+        """The caches of the process are set up, or it is settled that there are none."""
+        self.description = description
 
     def request(self, result: Result) -> None:
         """A transaction has ended."""
@@ -140,28 +203,3 @@ class Counters:
         """A file of the plan store was not used or not written."""
         with self._lock:
             self.store_rejects[reason] += 1
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The gauges of a cache at one moment.
-
-    Attributes:
-        slots_published, slots_reserved, slots_free: Their sum is the slab's capacity.
-        pages_used, pages_free: Their sum is the host tier's capacity.
-        device_bytes, host_bytes: What the cache itself has allocated.
-        host_kind: "pinned", "pageable" or "none".
-        weight_bytes: Projections that were never loaded.
-        store_bytes: Size of the plan store's directory; 0 without one.
-    """
-
-    slots_published: int
-    slots_reserved: int
-    slots_free: int
-    pages_used: int
-    pages_free: int
-    device_bytes: int
-    host_bytes: int
-    host_kind: str
-    weight_bytes: int
-    store_bytes: int

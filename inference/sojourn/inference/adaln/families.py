@@ -6,10 +6,12 @@ Facts per family, with the traps behind each field, are in docs/adaln.md.
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from sojourn.inference.adaln.plans import Plan
 from sojourn.inference.adaln.refusals import ModelReason, ModelRefused, PlansRefused, RequestReason
+from sojourn.inference.families.projections import PROJECTIONS, is_tensor_of
 from torch import nn
 from torch.nn import functional
 
@@ -39,6 +41,7 @@ class Family:
         inputs: Arguments of the forward that the embedding reads.
         embed: Transformer, inputs -> the conditioning vector of every row, [M, in] or broadcast to it.
         activate: Conditioning vector -> what the projections read, at its own precision, before the cast to theirs.
+        forwards: What the pipeline's blocks have left by the time the schedule is set -> the inputs of each forward.
         rows: Inputs -> M, the rows that the forward gives to the projection.
         calls: The forward's inputs -> the inputs of each call of a projection within it, in order.
         widths: Workflow -> the most distinct rows of a step.
@@ -51,6 +54,7 @@ class Family:
     embedders: str
     inputs: tuple[str, ...]
     embed: Callable[[nn.Module, Inputs], torch.Tensor]
+    forwards: Callable[[Callable[[str], Any]], list[Inputs]]
     activate: Callable[[torch.Tensor], torch.Tensor] = functional.silu
     rows: Callable[[Inputs], int] = batch_rows
     calls: Callable[[Inputs], tuple[Inputs, ...]] = one_call
@@ -63,12 +67,11 @@ class Family:
 
     def is_projection_tensor(self, tensor: str) -> bool:
         """Whether a tensor of the checkpoint belongs to a projection: the loader leaves it out."""
-        module, _, parameter = tensor.rpartition(".")
-        return parameter in {"weight", "bias"} and self.is_projection(module)
+        return is_tensor_of(self.projections, tensor)
 
     def is_embedder_tensor(self, tensor: str) -> bool:
         """Whether a tensor of the checkpoint takes part in the embedding."""
-        return re.fullmatch(self.embedders, tensor.rpartition(".")[0]) is not None
+        return is_tensor_of(self.embedders, tensor)
 
     def plans(self, inputs: Inputs) -> tuple[Plan, ...]:
         """The plans of a forward that receives these inputs, one for each call of its projections.
@@ -104,13 +107,19 @@ def _embed_minimax_h3(transformer: nn.Module, inputs: Inputs) -> torch.Tensor:
     return transformer.time_embedder(sinusoid.to(transformer.time_embedder.linear_1.weight.dtype))
 
 
+def _forwards_minimax_h3(value: Callable[[str], Any]) -> list[Inputs]:
+    """The distinct timesteps of each step, the very tensors that the loop hands to the transformer."""
+    return [{"timestep": timestep} for timestep, _ in value("row_timestep_plan")]
+
+
 MINIMAX_H3 = Family(
     name="minimax-h3",
     transformer="MiniMaxH3Transformer3DModel",
-    projections=r"transformer_blocks\.\d+\.adaln_proj\.linear|norm_out\.linear",
+    projections=PROJECTIONS["MiniMaxH3Transformer3DModel"],
     embedders=r"time_embedder\.linear_[12]",
     inputs=("timestep",),
     embed=_embed_minimax_h3,
+    forwards=_forwards_minimax_h3,
     # A step's distinct timesteps: of video and audio; with keyframes, of those; with references, of soundtracks too.
     widths={"t2va": 2, "fl2va": 3, "ref2va": 4},
 )

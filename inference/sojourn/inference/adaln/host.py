@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 from sojourn.inference.adaln.counters import SkipReason
+from sojourn.inference.adaln.host_memory import allocate_pages
 from sojourn.inference.adaln.plans import PlanKey
 from sojourn.inference.adaln.table import Table
 
@@ -36,11 +37,6 @@ def host_budget_bytes(available_bytes: int, *, ranks: int = 1) -> int:
 def page_capacity(table: Table, *, configured_bytes: int, budget_bytes: int) -> int:
     """How many pages fit in the configured bytes and in the budget, whichever is less."""
     return max(0, min(configured_bytes, budget_bytes)) // table.row_bytes
-
-
-def allocate_pages(pages: int, elements: int, dtype: torch.dtype, pinned: bool) -> torch.Tensor:
-    """[pages, elements] in host memory, page-locked where asked for."""
-    return torch.empty(pages, elements, dtype=dtype, pin_memory=pinned)
 
 
 @dataclass
@@ -188,9 +184,11 @@ class HostTier:
             for key, indices in taken.items():
                 copy_in(key, [self._page(index) for index in indices])
             settle()
-        except Exception:
-            _log.debug("the host tier could not store a group", exc_info=True)
+        except BaseException as error:
             self._free.extend(index for indices in taken.values() for index in indices)
+            if not isinstance(error, Exception):
+                raise
+            _log.debug("the host tier could not store a group", exc_info=True)
             return SkipReason.COPY_FAILED
         self._plans.update({key: _Stored(indices) for key, indices in taken.items()})
         return None

@@ -9,26 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 from sojourn.inference.adaln.families import Family
 from sojourn.inference.adaln.plans import Plan
 from sojourn.inference.adaln.ranks import Deferred, Ranks, Sharing
+from sojourn.inference.adaln.settings import Precision
 from sojourn.inference.adaln.slab import Slab
 from sojourn.inference.adaln.table import Entry, Table
 from sojourn.inference.adaln.weights import Part, WeightSource
 from torch import nn
 from torch.nn import functional
-
-
-class Precision(StrEnum):
-    """How rows are computed."""
-
-    MATCH = "match"
-    """As resident weights on the same device would, in eager mode: equal bit for bit."""
-    FP32 = "fp32"
-    """In float32 throughout, rounded once to the rows' dtype: nearer to the truth, not equal to resident weights."""
 
 
 @dataclass(frozen=True, eq=False)

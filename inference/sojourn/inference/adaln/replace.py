@@ -1,6 +1,6 @@
 """Takes the projections out of a transformer and puts stand-ins in their places."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import torch
 from sojourn.inference.adaln.families import Family
@@ -9,16 +9,16 @@ from sojourn.inference.adaln.standin import StandIn
 from sojourn.inference.adaln.table import Projection, Table
 from torch import nn
 
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+DtypeOf = Callable[[str], torch.dtype]
 
 
-def projections_of(transformer: nn.Module, family: Family, dtype: torch.dtype | None = None) -> dict[str, Projection]:
+def projections_of(transformer: nn.Module, family: Family, dtype_of: DtypeOf | None = None) -> dict[str, Projection]:
     """The projections of a transformer, in the order of its modules.
 
     Args:
         transformer: Of the family's class; its parameters may be on the meta device.
         family: Says which modules are projections.
-        dtype: What the projections would be loaded in; None for that of their parameters.
+        dtype_of: Name of a tensor -> what it would be loaded in; None for the dtype of the parameters as they are.
 
     Raises:
         ModelRefused: A projection is not a plain Linear, or there is none.
@@ -30,7 +30,7 @@ def projections_of(transformer: nn.Module, family: Family, dtype: torch.dtype | 
             found[name] = Projection(
                 width=linear.out_features,
                 inputs=linear.in_features,
-                dtype=dtype or linear.weight.dtype,
+                dtype=dtype_of(f"{name}.weight") if dtype_of else linear.weight.dtype,
                 bias=linear.bias is not None,
             )
     if not found:
@@ -41,14 +41,14 @@ def projections_of(transformer: nn.Module, family: Family, dtype: torch.dtype | 
 
 
 def replace_projections(
-    transformer: nn.Module, family: Family, *, dtype: torch.dtype | None = None, device: torch.device | None = None
+    transformer: nn.Module, family: Family, *, dtype_of: DtypeOf | None = None, device: torch.device | None = None
 ) -> Table:
     """Puts a stand-in in the place of every projection.
 
     Args:
         transformer: Of the family's class; its parameters may be on the meta device.
         family: Says which modules are projections.
-        dtype: What the projections would be loaded in; None for that of their parameters.
+        dtype_of: Name of a tensor -> what it would be loaded in; None for the dtype of the parameters as they are.
         device: Where the transformer will run; None for where its projections lie.
 
     Returns:
@@ -58,7 +58,7 @@ def replace_projections(
         ModelRefused: The model, as it is, cannot be served from the cache; nothing was replaced.
     """
     check_model(transformer, family)
-    projections = projections_of(transformer, family, dtype)
+    projections = projections_of(transformer, family, dtype_of)
     for name, projection in projections.items():
         parent, _, child = name.rpartition(".")
         owner = transformer.get_submodule(parent)
@@ -122,28 +122,6 @@ def check_not_compiled(transformer: nn.Module) -> None:
                 f"{name or type(transformer).__name__} is compiled, and the plan cache promises the bits of the eager "
                 "projection; set --adaln-precision fp32, or --adaln-cache off",
             )
-
-
-def check_tensors(family: Family, dtypes: Mapping[str, torch.dtype], projections: Mapping[str, Projection]) -> None:
-    """Refuses a checkpoint whose projections are missing or stored in another than a floating-point format.
-
-    Args:
-        family: Says which tensors are projections.
-        dtypes: Tensor name -> stored dtype.
-        projections: What the model declares.
-
-    Raises:
-        ModelRefused: A projection is quantised in the checkpoint or not in it.
-    """
-    for name, projection in projections.items():
-        for tensor in (f"{name}.weight", f"{name}.bias")[: 1 + projection.bias]:
-            dtype = dtypes.get(tensor)
-            if dtype not in _FLOATS:
-                raise ModelRefused(
-                    ModelReason.QUANTISED,
-                    f"{tensor} of the checkpoint is {dtype or 'missing'}: the {family.name} projections must be stored "
-                    "in bfloat16, float16 or float32; set --adaln-cache off",
-                )
 
 
 def _plain_linear(name: str, module: nn.Module) -> nn.Linear:

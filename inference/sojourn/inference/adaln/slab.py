@@ -4,10 +4,8 @@ from collections.abc import Sequence
 
 import torch
 from sojourn.inference.adaln.refusals import SettingRefused
+from sojourn.inference.adaln.settings import PLANS_SETTING, WIDTH_SETTING
 from sojourn.inference.adaln.table import Table
-
-PLANS_SETTING = "--adaln-plans"
-WIDTH_SETTING = "--adaln-plan-width"
 
 
 class Slab:

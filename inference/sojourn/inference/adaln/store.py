@@ -22,13 +22,12 @@ from safetensors.torch import save_file
 from sojourn.inference.adaln.counters import RejectReason
 from sojourn.inference.adaln.plans import Plan, PlanKey
 from sojourn.inference.adaln.refusals import SettingRefused
+from sojourn.inference.adaln.settings import STORE_BYTES_SETTING, STORE_SETTING
 from sojourn.inference.adaln.table import Table
 
 _log = logging.getLogger(__name__)
 
 FORMAT = "sojourn-plans-1"
-STORE_SETTING = "--adaln-store"
-STORE_BYTES_SETTING = "--adaln-store-bytes"
 _POLL_SECONDS = 0.05
 
 Rows = dict[torch.dtype, torch.Tensor]
@@ -122,6 +121,14 @@ class PlanStore:
         except RejectedFile as error:
             self.reject(error, path)
             return None
+
+    def version(self, keys: Sequence[PlanKey]) -> tuple[int, int] | None:
+        """What tells a schedule's file from one that replaces it; None where there is no file."""
+        try:
+            stat = self.path(keys).stat()
+        except OSError:
+            return None
+        return stat.st_ino, stat.st_mtime_ns
 
     def reject(self, error: RejectedFile, path: Path) -> None:
         """Counts a file that is not used."""

@@ -4,7 +4,7 @@ Nothing is copied and nothing stays: a tensor is a view of the mapping, its page
 touched, and go out again when it is released.
 """
 
-import ctypes
+import contextlib
 import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,18 +14,7 @@ import torch
 from sojourn.inference.adaln.refusals import WeightsChanged
 from sojourn.inference.loading.mapping import TORCH_DTYPES, MappedFile
 from sojourn.inference.loading.safetensors_file import FileIdentity
-
-# Advice values of Linux (include/uapi/asm-generic/mman-common.h); the mmap module does not export all of them.
-_MADV_DONTNEED = 4
-_MADV_PAGEOUT = 21
-_MADV_POPULATE_READ = 22
-# One call blocks for the disk; in pieces, the reader and whoever waits for it can overlap.
-_POPULATE_BYTES = 8 << 20
-
-# Through ctypes and not mmap.madvise, which holds the interpreter's lock while the disk is read.
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_libc.madvise.restype = ctypes.c_int
+from sojourn.residencyd.kernel import advice, syscalls
 
 
 @dataclass(frozen=True)
@@ -132,10 +121,7 @@ class MappedWeights:
     def prefetch(self, parts: Iterable[Part]) -> None:
         """Reads pages in and maps them."""
         for part in parts:
-            start, end = self._range(part)
-            start = start // mmap.PAGESIZE * mmap.PAGESIZE
-            for piece in range(start, end, _POPULATE_BYTES):
-                _libc.madvise(piece, min(_POPULATE_BYTES, end - piece), _MADV_POPULATE_READ)
+            advice.populate_read(*self._range(part))
 
     def release(self, parts: Iterable[Part]) -> None:
         """Lets pages go, from this process and, where the kernel allows it, from the page cache.
@@ -143,16 +129,14 @@ class MappedWeights:
         Whole pages only: the first and the last one may hold a neighbour that is in use.
         """
         for part in parts:
-            start, end = self._range(part)
-            start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-            end = end // mmap.PAGESIZE * mmap.PAGESIZE
-            if start < end:
-                _libc.madvise(start, end - start, _MADV_PAGEOUT)
-                _libc.madvise(start, end - start, _MADV_DONTNEED)
+            advice.page_out(*self._range(part))
+            start, length = advice.inner_pages(*self._range(part))
+            # Pages that page-out may not touch (another process maps them too) leave this process all the same.
+            with contextlib.suppress(OSError):
+                syscalls.madvise(start, length, mmap.MADV_DONTNEED)
 
     def _range(self, part: Part) -> tuple[int, int]:
-        """First and last address of rows. Advice on them is a hint, so a refusal is no error."""
+        """First address of rows, and their bytes. Advice on them is a hint, so a refusal is no error."""
         place = self._places[part.name]
         first, nbytes = part.span(place)
-        address = self._files[place.file].range_of(part.name).address + first
-        return address, address + nbytes
+        return self._files[place.file].range_of(part.name).address + first, nbytes

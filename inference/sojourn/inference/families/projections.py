@@ -1,4 +1,4 @@
-"""Which tensors of a transformer project its timestep embedding into modulation rows (AdaLN).
+"""Which modules of a transformer project its timestep embedding into modulation rows (AdaLN).
 
 By names alone, without torch, so that their share of a checkpoint can be told from headers.
 """
@@ -6,13 +6,18 @@ By names alone, without torch, so that their share of a checkpoint can be told f
 import re
 from collections.abc import Mapping
 
-# By class of the transformer; the patterns match the whole name of a tensor.
-_PROJECTIONS: Mapping[str, re.Pattern[str]] = {
-    "MiniMaxH3Transformer3DModel": re.compile(r"(transformer_blocks\.\d+\.adaln_proj|norm_out)\.linear\.(weight|bias)"),
+# By class of the transformer; the patterns match the whole name of a module.
+PROJECTIONS: Mapping[str, str] = {
+    "MiniMaxH3Transformer3DModel": r"transformer_blocks\.\d+\.adaln_proj\.linear|norm_out\.linear",
 }
 
 
 def is_projection(class_name: str, tensor_name: str) -> bool:
     """Whether a tensor belongs to an AdaLN projection of a component of that class."""
-    pattern = _PROJECTIONS.get(class_name)
-    return pattern is not None and pattern.fullmatch(tensor_name) is not None
+    return class_name in PROJECTIONS and is_tensor_of(PROJECTIONS[class_name], tensor_name)
+
+
+def is_tensor_of(modules: str, tensor_name: str) -> bool:
+    """Whether a tensor is the weight or bias of a module whose whole name the pattern matches."""
+    module, _, leaf = tensor_name.rpartition(".")
+    return leaf in {"weight", "bias"} and re.fullmatch(modules, module) is not None

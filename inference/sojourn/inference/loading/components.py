@@ -9,7 +9,7 @@ which copies. Which dtype is wanted is the library's own rule.
 import contextlib
 import importlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -63,19 +63,27 @@ class Component:
                 yield from self.value.buffers()
 
 
-def build_component(folder: ComponentFolder, *, dtype: torch.dtype, device: torch.device) -> Component:
+# Changes an empty model, given which dtype each tensor would be loaded in, so that it does without some of its tensors;
+# returns their names.
+LeaveOut = Callable[[torch.nn.Module, Callable[[str], torch.dtype]], frozenset[str]]
+
+
+def build_component(
+    folder: ComponentFolder, *, dtype: torch.dtype, device: torch.device, leave_out: LeaveOut | None = None
+) -> Component:
     """Builds one component.
 
     Args:
         folder: Its files.
         dtype: Of the computation. Modules that the class keeps in float32 are float32 in any case.
         device: Where it runs. On the CPU parameters are views of the mapping; elsewhere they are copies.
+        leave_out: Says which tensors of a model are checked and mapped, but not loaded; None for all loaded.
 
     Raises:
         ModelError: Files and class do not go together.
     """
     if folder.kind is ComponentKind.MODEL:
-        return _build_model(folder, dtype=dtype, device=device)
+        return _build_model(folder, dtype=dtype, device=device, leave_out=leave_out)
     with _as_model_error(folder):
         if folder.kind is ComponentKind.PROCESSOR:
             value = build_processor(folder.library, folder.class_name, folder.path)
@@ -86,7 +94,9 @@ def build_component(folder: ComponentFolder, *, dtype: torch.dtype, device: torc
     return Component(name=folder.name, class_name=type(value).__name__, value=value)
 
 
-def _build_model(folder: ComponentFolder, *, dtype: torch.dtype, device: torch.device) -> Component:
+def _build_model(
+    folder: ComponentFolder, *, dtype: torch.dtype, device: torch.device, leave_out: LeaveOut | None
+) -> Component:
     with _as_model_error(folder):
         model = _empty_model(folder, dtype)
     tied = _tied_names(model)
@@ -96,8 +106,11 @@ def _build_model(folder: ComponentFolder, *, dtype: torch.dtype, device: torch.d
     _check_names(folder, wanted, places, tied)
     for name, file in places.items():
         _check_tensor(file, name, wanted[name])
-        wanted_dtype = _wanted_dtype(model, name, wanted[name], dtype)
-        _put(model, name, file.tensor(name).to(device=device, dtype=wanted_dtype))
+    dtypes = {name: _wanted_dtype(model, name, wanted[name], dtype) for name in places}
+    left_out = leave_out(model, dtypes.__getitem__) if leave_out else frozenset()
+    for name, file in places.items():
+        if name not in left_out:
+            _put(model, name, file.tensor(name).to(device=device, dtype=dtypes[name]))
     for name, source in tied.items():
         if name not in places:
             _put(model, name, model.get_parameter(source))

@@ -2,9 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
+from sojourn.inference.adaln.saving import saving_of
+from sojourn.inference.adaln.settings import Mode as PlanCacheMode
+from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.errors import Unsupported
 from sojourn.inference.families.family import Family
 from sojourn.inference.families.table import family_of
@@ -87,6 +90,19 @@ def plan_model(folder: ModelFolder, machine: Machine, options: OffloadOptions, *
         workload=options.workload or _largest_workload(folder),
     )
     return plan_memory(demand, machine)
+
+
+def with_plan_caches(options: OffloadOptions, folder: ModelFolder, settings: PlanCacheSettings) -> OffloadOptions:
+    """The options with a plan cache for every component that will have one by these settings.
+
+    Its host tier is not planned for: it takes what is left, and nothing where nothing is.
+    """
+    caches = dict(options.caches)
+    for name, part in folder.components.items():
+        saving = None if settings.mode is PlanCacheMode.OFF else saving_of(part, settings)
+        if saving is not None and (settings.mode is PlanCacheMode.ON or saving.saved_bytes > 0):
+            caches.setdefault(name, CacheSize(slots=settings.plans, width=settings.width))
+    return replace(options, caches=caches)
 
 
 def _all_stages(family: Family, folder: ModelFolder, names: set[str]) -> list[tuple[str, frozenset[str]]]:

@@ -10,6 +10,9 @@ from typing import Any
 import diffusers
 import torch
 import transformers
+from sojourn.inference.adaln.caches import PlanCaches
+from sojourn.inference.adaln.counters import Counters, Observer
+from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.errors import ModelError, Unsupported
 from sojourn.inference.families.family import Family
 from sojourn.inference.families.table import family_of
@@ -18,8 +21,9 @@ from sojourn.inference.loading.components import Component, build_component
 from sojourn.inference.loading.fingerprint import BackgroundFingerprint, checkpoint_fingerprint
 from sojourn.inference.loading.folder import ModelFolder, read_folder
 from sojourn.inference.offload.install import install, log_component
-from sojourn.inference.offload.observer import Observer, silent
-from sojourn.inference.offload.planning import OffloadOptions, plan_model, this_machine
+from sojourn.inference.offload.observer import Observer as OffloadObserver
+from sojourn.inference.offload.observer import silent
+from sojourn.inference.offload.planning import OffloadOptions, plan_model, this_machine, with_plan_caches
 from sojourn.inference.offload.room import RoomReader
 from sojourn.inference.pipeline.pipeline import Pipeline
 from sojourn.inference.pipeline.workflow import components_of, workflow_leaves
@@ -47,8 +51,10 @@ def load_pipeline(
     precision: Precision = Precision.BFLOAT16,
     model_name: str | None = None,
     fingerprint_cache: Path | None = None,
+    plan_settings: PlanCacheSettings | None = None,
+    plan_observer: Observer | None = None,
     offload: OffloadOptions | None = None,
-    observer: Observer = silent,
+    offload_observer: OffloadObserver = silent,
 ) -> Pipeline:
     """Loads a diffusers modular model folder. Nothing is downloaded.
 
@@ -58,27 +64,37 @@ def load_pipeline(
         precision: What to compute in, but for the modules that their classes keep in float32.
         model_name: Name to serve it under; the folder's own by default.
         fingerprint_cache: Folder to keep the digests of weight files in between starts.
+        plan_settings: Of the AdaLN plan cache; None for its defaults.
+        plan_observer: Counts what the plan cache does.
         offload: What to place weights by; the defaults if None.
-        observer: Told where weights are and what moves them.
+        offload_observer: Told where weights are and what moves them.
 
     Raises:
         ModelError: The folder cannot be served; the reason says why.
         DoesNotFit: The memory plan finds no placement; the message has the number needed.
-        Unsupported: CUDA was asked for and there is none.
+        Unsupported: CUDA was asked for and there is none, or the plan cache was asked for and cannot serve the model.
     """
-    torch_device = _torch_device(device)
+    where = torch_device(device)
     _quieten_libraries()
     folder = read_folder(path)
     family = family_of(folder)
     _check_serves_something(folder, family)
     dtype: torch.dtype = getattr(torch, precision.value)
-    options = offload or OffloadOptions()
-    plan = plan_model(folder, this_machine(torch_device, options, reader=RoomReader(os.getpid())), options, dtype=dtype)
+    plans = PlanCaches(plan_settings or PlanCacheSettings(), where, plan_observer or Counters())
+    left_out = {name: plans.leave_out(name, part.class_name) for name, part in folder.components.items()}
+    options = with_plan_caches(offload or OffloadOptions(), folder, plans.settings)
+    plan = plan_model(folder, this_machine(where, options, reader=RoomReader(os.getpid())), options, dtype=dtype)
     plan.check()
     components = {
-        name: build_component(part, dtype=dtype, device=torch_device if plan.resident(name) else torch.device("cpu"))
+        name: build_component(
+            part,
+            dtype=dtype,
+            device=where if plan.resident(name) else torch.device("cpu"),
+            leave_out=left_out[name],
+        )
         for name, part in folder.components.items()
     }
+    plans.open(components)
     for component in components.values():
         log_component(component)
     pipeline = Pipeline(
@@ -86,17 +102,23 @@ def load_pipeline(
         family=family,
         stock=_stock_pipeline(folder, family, components),
         components=components,
-        device=torch_device,
+        device=where,
         dtype=dtype,
         fingerprint=_fingerprint(components, fingerprint_cache),
+        plans=plans,
     )
-    placed = install(components, plan, options, device=torch_device, observer=observer)
+    placed = install(components, plan, options, device=where, observer=offload_observer)
     placed.log_settled()
     pipeline.offload, pipeline.life = placed, placed.life
     return pipeline
 
 
-def _torch_device(choice: DeviceChoice) -> torch.device:
+def torch_device(choice: DeviceChoice) -> torch.device:
+    """The device of a choice.
+
+    Raises:
+        Unsupported: CUDA was asked for and there is none.
+    """
     there = torch.cuda.is_available()
     if choice is DeviceChoice.CUDA and not there:
         raise Unsupported("device cuda was asked for and torch sees none; ask for cpu, or check driver and torch build")

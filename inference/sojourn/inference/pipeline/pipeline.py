@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from diffusers.modular_pipelines.modular_pipeline import PipelineState
+from sojourn.inference.adaln.block import release_plans, with_plans
+from sojourn.inference.adaln.caches import PlanCaches
 from sojourn.inference.errors import FieldViolation, InvalidRequest, Unsupported
 from sojourn.inference.families.family import Family, Medium
 from sojourn.inference.loading.components import Component
@@ -48,6 +50,7 @@ class Pipeline:
         unavailable: Why a workflow cannot be served, for those that cannot.
         life: When components come and go; where nothing else is set, all of them stay.
         offload: Where the weights are and by which plan; None where the pipeline was made without one.
+        plans: The AdaLN plan caches of its transformers.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Pipeline:
         device: torch.device,
         dtype: torch.dtype,
         fingerprint: BackgroundFingerprint,
+        plans: PlanCaches,
     ) -> None:
         self.model_name = model_name
         self.family = family
@@ -72,12 +76,14 @@ class Pipeline:
         self.offload: Offload | None = None
         self._stock = stock
         self._fingerprint = fingerprint
+        self.plans = plans
         leaves = {workflow: workflow_leaves(family, workflow) for workflow in family.media}
         self.unavailable: Mapping[Workflow, str] = {
             workflow: reason for workflow in leaves if (reason := self._obstacle(workflow, leaves[workflow]))
         }
+        self._cached = {workflow: plans.for_component(components_of(blocks)) for workflow, blocks in leaves.items()}
         self._blocks = {
-            (workflow, until): guarded(blocks, family.stages, until=until)
+            (workflow, until): guarded(with_plans(blocks, self._cached[workflow]), family.stages, until=until)
             for workflow, blocks in leaves.items()
             for until in (Stage.DENOISE, Stage.DECODE)
         }
@@ -173,7 +179,8 @@ class Pipeline:
 
         Raises:
             InvalidRequest: Prompt or references hold what the model cannot take.
-            Unsupported: The workflow, or a kind of reference, cannot be served; the message says what to change.
+            Unsupported: The workflow, a kind of reference or so many steps cannot be served; the message says what to
+                change.
         """
         if request.workflow in self.unavailable:
             raise Unsupported(
@@ -185,6 +192,9 @@ class Pipeline:
         violations = self.family.violations(request)
         if violations:
             raise InvalidRequest(*violations)
+        cached = self._cached[request.workflow]
+        if cached is not None:
+            cached.cache.admit(self.family.schedule(self._stock, request).evaluations)
 
     def run_clip(self, request: GenerationRequest, clip_index: int, watch: Watch) -> Clip:
         """Makes one clip of a request. May be called from several threads at once.
@@ -218,6 +228,8 @@ class Pipeline:
                 blocks(self._for_request(schedule.schedulers), state)
         except ImportError as error:
             raise Unsupported(str(error)) from error
+        finally:
+            release_plans(state)
         return self.family.clip(state.values)
 
     def _for_request(self, schedulers: Mapping[str, Any]) -> Any:

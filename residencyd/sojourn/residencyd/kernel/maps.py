@@ -12,7 +12,7 @@ import ctypes
 import errno
 import fcntl
 import os
-import struct
+import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -156,16 +156,27 @@ class MapsTable:
         return [mapping for mapping in self.mappings[first:last] if mapping.end > start]
 
 
-# struct procmap_query of linux/fs.h: size, flags, address; start, end, vma flags, page size, offset, inode;
-# device major and minor; sizes of name and build id; addresses of name and build id.
-_QUERY = struct.Struct("=9Q4I2Q")
-_QUERY_REQUEST = iowr(17, _QUERY.size)
+# struct procmap_query of linux/fs.h, as 64-bit words: size, flags, address; start, end, vma flags, page size, offset,
+# inode; device major and minor in one; sizes of name and build id in one; addresses of name and build id.
+_QUERY_WORDS = 13
+_ADDRESS, _START, _END, _FLAGS, _OFFSET, _INODE, _DEVICE, _SIZES, _NAME = 2, 3, 4, 5, 7, 8, 9, 10, 11
+_QUERY_REQUEST = iowr(17, 8 * _QUERY_WORDS)
 _COVERING_OR_NEXT = 0x10
 _NAME_BYTES = 4096 + len(DELETED)
 _PERMISSION_LETTERS = tuple(
     "".join(letter if bits & bit else "-" for bit, letter in ((1, "r"), (2, "w"), (4, "x"))) + "ps"[bits >> 3]
     for bits in range(16)
 )
+
+
+def _halves(word: int) -> tuple[int, int]:
+    """Two 32-bit fields out of one word, the one that comes first in memory first."""
+    low, high = word & 0xFFFF_FFFF, word >> 32
+    return (low, high) if sys.byteorder == "little" else (high, low)
+
+
+_NAME_SIZE_MASK = 0xFFFF_FFFF if sys.byteorder == "little" else 0xFFFF_FFFF << 32
+_NAME_SIZE = _NAME_BYTES if sys.byteorder == "little" else _NAME_BYTES << 32
 
 
 class MapsQuery:
@@ -185,9 +196,13 @@ class MapsQuery:
         self._proc = proc
         path = proc / str(pid) / "maps"
         self._descriptor = asked(pid, lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC), proc=proc)
-        self._query = bytearray(_QUERY.size)
         self._name = ctypes.create_string_buffer(_NAME_BYTES)
-        self._name_address = ctypes.addressof(self._name)
+        self._buffer = bytearray(8 * _QUERY_WORDS)
+        self._query = memoryview(self._buffer).cast("Q")
+        self._query[0], self._query[1] = len(self._buffer), _COVERING_OR_NEXT
+        self._query[_NAME] = ctypes.addressof(self._name)
+        self._names: dict[bytes, str] = {}
+        self._devices: dict[int, tuple[int, int]] = {}
         try:
             self.covering_or_next(0)
         except BaseException:
@@ -213,21 +228,34 @@ class MapsQuery:
             ProcessGone: It has ended meanwhile.
             NotSupported: This kernel has no such query.
         """
-        _QUERY.pack_into(
-            self._query,
-            0,
-            *(_QUERY.size, _COVERING_OR_NEXT, address, 0, 0, 0, 0, 0, 0, 0, 0),
-            *(_NAME_BYTES, 0, self._name_address, 0),
-        )
+        query = self._query
+        query[_ADDRESS], query[_SIZES] = address, _NAME_SIZE
         try:
-            fcntl.ioctl(self._descriptor, _QUERY_REQUEST, self._query)
+            fcntl.ioctl(self._descriptor, _QUERY_REQUEST, self._buffer)
         except OSError as error:
             if error.errno == errno.ENOENT:  # nothing is mapped there or above
                 return None
             raise self._refusal(error) from error
-        _, _, _, start, end, flags, _, offset, inode, major, minor, name_bytes, _, _, _ = _QUERY.unpack(self._query)
-        name = os.fsdecode(self._name.raw[: name_bytes - 1]) if name_bytes else ""
-        return Mapping(start, end, _PERMISSION_LETTERS[flags & 15], offset, (major, minor), inode, name)
+        return Mapping(
+            query[_START],
+            query[_END],
+            _PERMISSION_LETTERS[query[_FLAGS] & 15],
+            query[_OFFSET],
+            self._devices.get(query[_DEVICE]) or self._device(query[_DEVICE]),
+            query[_INODE],
+            self._decoded(self._name.value) if query[_SIZES] & _NAME_SIZE_MASK else "",
+        )
+
+    def _device(self, word: int) -> tuple[int, int]:
+        """Devices come again and again, as names do."""
+        return self._devices.setdefault(word, _halves(word))
+
+    def _decoded(self, name: bytes) -> str:
+        """Names come again and again."""
+        found = self._names.get(name)
+        if found is None:
+            found = self._names[name] = os.fsdecode(name)
+        return found
 
     def _refusal(self, error: OSError) -> Exception:
         if error.errno == errno.ESRCH:
@@ -238,7 +266,10 @@ class MapsQuery:
 
     def overlapping(self, start: int, end: int) -> Sequence[Mapping]:
         """The mappings with at least one byte in [start, end), in order, one query each."""
-        return list(self._walk(start, end))
+        first = self.covering_or_next(start) if start < end else None
+        if first is None or first.start >= end:
+            return []
+        return [first] if first.end >= end else [first, *self._walk(first.end, end)]
 
     def _walk(self, start: int, end: int) -> Iterator[Mapping]:
         while start < end and (mapping := self.covering_or_next(start)) and mapping.start < end:

@@ -14,19 +14,19 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from sojourn.residencyd.kernel.errors import NotSupported, ProcessGone
 from sojourn.residencyd.kernel.process import PROC, asked
 from sojourn.residencyd.kernel.syscalls import PAGE_BYTES, iowr
 
 
-@dataclass(frozen=True)
-class PageCounts:
+# A tuple, for one is made per range of a look: a frozen dataclass takes three times as long.
+class PageCounts(NamedTuple):
     """Bytes of an address range by where they are.
 
     Attributes:
@@ -46,32 +46,42 @@ class PageCounts:
         """All that is in memory."""
         return self.file_bytes + self.anonymous_bytes
 
-    def __add__(self, other: "PageCounts") -> "PageCounts":
-        return PageCounts(
-            self.file_bytes + other.file_bytes,
-            self.anonymous_bytes + other.anonymous_bytes,
-            self.swapped_bytes + other.swapped_bytes,
-            self.huge_bytes + other.huge_bytes,
-        )
-
-
-@dataclass(frozen=True)
-class PageRange:
-    """Neighbouring pages of one category.
-
-    Attributes:
-        start: First address.
-        end: Address after the last.
-        flags: FILE, PRESENT, SWAPPED, ZERO, HUGE.
-    """
-
-    start: int
-    end: int
-    flags: int
+    def __add__(self, other: tuple[int, ...]) -> "PageCounts":  # type: ignore[override]
+        return PageCounts(*map(int.__add__, self, other))
 
 
 # PAGE_IS_* of linux/fs.h.
 FILE, PRESENT, SWAPPED, ZERO, HUGE = 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 6
+
+# Places of PageCounts, and one for what counts nowhere.
+_FILE, _ANONYMOUS, _SWAPPED, _HUGE, _NOWHERE = range(5)
+
+
+def _place(flags: int) -> int:
+    """Where pages of a category are counted."""
+    if flags & SWAPPED:
+        return _SWAPPED
+    if flags & ZERO or not flags & PRESENT:
+        return _NOWHERE
+    return _FILE if flags & FILE else _ANONYMOUS
+
+
+_PLACES = tuple(map(_place, range(1 + (FILE | PRESENT | SWAPPED | ZERO))))
+
+
+class Content(Enum):
+    """What pages of a mapping can be, as far as the mapping itself tells."""
+
+    # Of a file, or written and so anonymous: a private mapping of a file.
+    EITHER = "either"
+    # Of a file or shared memory: a shared mapping.
+    FILE = "file"
+    # The process's own: a mapping without a file.
+    ANONYMOUS = "anonymous"
+
+
+# Starts, ends and flags of page ranges, in order.
+Regions = tuple[Sequence[int], Sequence[int], Sequence[int]]
 
 # struct pm_scan_arg of linux/fs.h: size, flags, start, end, walk_end, vec, vec_len, max_pages, inverted, mask,
 # any of, returned.
@@ -80,6 +90,7 @@ _SCAN_REQUEST = iowr(16, _SCAN.size)
 # No more than the kernel's own buffer holds. With room for more it fills several times in one call and leaves a stale
 # walk_end behind (seen on 6.18): whoever goes on from there counts up to 2 MiB of pages twice.
 _REGIONS = 512
+_RETURNED = PRESENT | SWAPPED | ZERO | HUGE
 # Checked for by the kernel: an address above is refused as a whole.
 _HIGHEST_ADDRESS = (1 << 47) - PAGE_BYTES if ctypes.sizeof(ctypes.c_void_p) == 8 else (1 << 32) - PAGE_BYTES
 
@@ -101,21 +112,50 @@ _NOT_EXCLUSIVE_FILE = _bytes_without(
 )
 
 
-def count_ranges(ranges: list[PageRange]) -> PageCounts:
-    """Sums ranges up by where their pages are. The zero page counts nowhere."""
-    file = anonymous = swapped = huge = 0
-    for found in ranges:
-        size, flags = found.end - found.start, found.flags
-        if flags & SWAPPED:
-            swapped += size
-        elif flags & ZERO or not flags & PRESENT:
-            continue
-        elif flags & FILE:
-            file += size
-        else:
-            anonymous += size
-        huge += size if flags & HUGE and not flags & SWAPPED else 0
-    return PageCounts(file, anonymous, swapped, huge)
+# Wanted ranges with no more than this between them are walked as one: a call takes as long as walking about 4 MiB of
+# small pages, and a hole takes nothing.
+SPAN_GAP_BYTES = 4 << 20
+
+
+def spans_of(wanted: Sequence[tuple[int, int]], *, gap_bytes: int = SPAN_GAP_BYTES) -> Iterator[slice]:
+    """Cuts ordered ranges into runs of neighbours: slices of `wanted`."""
+    first = 0
+    for index in range(1, len(wanted) + 1):
+        if index == len(wanted) or wanted[index][0] - wanted[index - 1][1] > gap_bytes:
+            if index > first:
+                yield slice(first, index)
+            first = index
+
+
+def count_within(
+    wanted: Sequence[tuple[int, int]], found: Regions, content: Content = Content.EITHER
+) -> list[PageCounts]:
+    """Sums up, for each of some ordered ranges, what of the found regions lies in it.
+
+    Args:
+        wanted: Starts and ends, in order, none overlapping.
+        found: Likewise, with the flags of each. The zero page counts nowhere.
+        content: What present pages are, where their flags were not asked for it.
+    """
+    starts, ends, flags = found
+    implied = FILE if content is Content.FILE else 0
+    counts, index, last = [], 0, len(starts)
+    for start, end in wanted:
+        while index < last and ends[index] <= start:
+            index += 1
+        sums = [0, 0, 0, 0, 0]
+        while index < last and starts[index] < end:
+            low, high, flag = starts[index], ends[index], flags[index] | implied
+            size = (end if high > end else high) - (start if low < start else low)
+            place = _PLACES[flag & (FILE | PRESENT | SWAPPED | ZERO)]
+            sums[place] += size
+            if flag & HUGE and place < _SWAPPED:
+                sums[_HUGE] += size
+            if high > end:
+                break
+            index += 1
+        counts.append(PageCounts(*sums[:_NOWHERE]))
+    return counts
 
 
 def count_entries(entries: bytes, *, page_bytes: int = PAGE_BYTES) -> PageCounts:
@@ -170,19 +210,46 @@ class PageTable:
         """Gives the file descriptor back."""
         os.close(self._descriptor)
 
-    def count(self, start: int, end: int) -> PageCounts:
+    def count(self, start: int, end: int, content: Content = Content.EITHER) -> PageCounts:
         """Bytes in [start, end) by where they are. Both are widened to whole pages.
+
+        Args:
+            start: First address.
+            end: Address after the last.
+            content: What is mapped there, see `count_all`.
 
         Raises:
             ProcessGone: It has ended meanwhile.
         """
-        start, end = _page_aligned(start, end)
+        return self.count_all([_page_aligned(start, end)], content)[0]
+
+    def count_all(self, wanted: Sequence[tuple[int, int]], content: Content = Content.EITHER) -> list[PageCounts]:
+        """Bytes of each range by where they are, in as few calls as it takes.
+
+        Args:
+            wanted: Starts and ends on pages, in order, none overlapping.
+            content: What is mapped in all of them. Knowing it saves the kernel a look at each page's descriptor,
+                which is five sixths of the time where pages are small and scattered (measured on 6.18).
+
+        Raises:
+            ProcessGone: It has ended meanwhile.
+        """
         if self.scans:
             try:
-                return count_ranges(list(self.ranges(start, end)))
+                return [counts for run in spans_of(wanted) for counts in self._count_span(wanted[run], content)]
             except NotSupported:
                 self.scans = False  # an older kernel; ask no more
-        return sum((count_entries(entries) for entries in self._entries(start, end)), PageCounts())
+        return [sum(map(count_entries, self._entries(start, end)), PageCounts()) for start, end in wanted]
+
+    def _count_span(self, wanted: Sequence[tuple[int, int]], content: Content) -> list[PageCounts]:
+        regions: tuple[list[int], list[int], list[int]] = ([], [], [])
+        start, end = wanted[0][0], min(wanted[-1][1], _HIGHEST_ADDRESS)
+        while start < end:
+            found, start = self._scan(start, end, content)
+            values = self._regions[: 3 * found]
+            for part, column in zip(regions, (values[0::3], values[1::3], values[2::3]), strict=True):
+                part.extend(column)
+        return count_within(wanted, regions, content)
 
     def exclusive_file_bytes(self, start: int, end: int) -> int:
         """Bytes of file pages in [start, end) that no other mapping holds: what a page-out can really drop.
@@ -194,26 +261,13 @@ class PageTable:
         """
         return sum(count_exclusive(entries) for entries in self._entries(*_page_aligned(start, end)))
 
-    def ranges(self, start: int, end: int) -> Iterator[PageRange]:
-        """The page ranges in [start, end) that are present or swapped, in order, by PAGEMAP_SCAN.
-
-        Raises:
-            ProcessGone: It has ended meanwhile.
-            NotSupported: Needs Linux 6.7.
-        """
-        end = min(end, _HIGHEST_ADDRESS)
-        while start < end:
-            found, start = self._scan(start, end)
-            values = self._regions[: 3 * found]
-            yield from map(PageRange, values[0::3], values[1::3], values[2::3])
-
-    def _scan(self, start: int, end: int) -> tuple[int, int]:
+    def _scan(self, start: int, end: int, content: Content = Content.EITHER) -> tuple[int, int]:
         """One ioctl; how many regions it filled in, and where the next one goes on."""
         _SCAN.pack_into(
             self._argument,
             0,
             *(_SCAN.size, 0, start, end, 0, self._regions_address, _REGIONS, 0),
-            *(0, 0, PRESENT | SWAPPED, FILE | PRESENT | SWAPPED | ZERO | HUGE),
+            *(0, 0, PRESENT | SWAPPED, _RETURNED | (FILE if content is Content.EITHER else 0)),
         )
         try:
             found = fcntl.ioctl(self._descriptor, _SCAN_REQUEST, self._argument)

@@ -64,6 +64,7 @@ class Status:
         locked_bytes: mlock'ed address space.
         pinned_bytes: Address space pinned by a driver that accounts for it; CUDA does not.
         hugetlb_bytes: Resident pages of hugetlbfs, which the kernel leaves out of the figures above.
+        namespace_pids: Its id in each pid namespace that it is in, outermost first.
     """
 
     uids: tuple[int, ...]
@@ -77,6 +78,7 @@ class Status:
     locked_bytes: int
     pinned_bytes: int
     hugetlb_bytes: int
+    namespace_pids: tuple[int, ...] = ()
 
     @property
     def rss_bytes(self) -> int:
@@ -129,6 +131,7 @@ def parse_status(text: bytes) -> Status:
         locked_bytes=_kilobytes(lines, b"VmLck"),
         pinned_bytes=_kilobytes(lines, b"VmPin"),
         hugetlb_bytes=_kilobytes(lines, b"HugetlbPages"),
+        namespace_pids=_numbers(lines, b"NSpid"),
     )
 
 
@@ -196,7 +199,7 @@ def children(pid: int, *, proc: Path = PROC) -> tuple[int, ...]:
 
     Reads every process's stat: /proc/<pid>/task/*/children is not in every kernel.
     """
-    parents = {stat.pid: stat.parent for stat in _all_stats(proc)}
+    parents = {stat.pid: stat.parent for stat in all_stats(proc=proc)}
     found: set[int] = set()
     edge = {pid}
     while edge:
@@ -205,7 +208,8 @@ def children(pid: int, *, proc: Path = PROC) -> tuple[int, ...]:
     return tuple(sorted(found - {pid}))
 
 
-def _all_stats(proc: Path) -> list[Stat]:
+def all_stats(*, proc: Path = PROC) -> list[Stat]:
+    """Every process that is there; those that end meanwhile are left out."""
     stats = []
     for folder in proc.iterdir():
         if folder.name.isdecimal():

@@ -1,0 +1,173 @@
+"""The plan cache of one transformer, from its empty model to its hooked forward."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from sojourn.inference.adaln.cache import PlanCache
+from sojourn.inference.adaln.counters import Observer, Tier
+from sojourn.inference.adaln.cursor import Cursor
+from sojourn.inference.adaln.families import Family, Inputs
+from sojourn.inference.adaln.fingerprint import arithmetic_of, rows_fingerprint
+from sojourn.inference.adaln.host import HostTier, page_capacity
+from sojourn.inference.adaln.lease import Lease
+from sojourn.inference.adaln.projection import Projector
+from sojourn.inference.adaln.ranks import OneRank, Ranks, Sharing
+from sojourn.inference.adaln.replace import check_not_compiled, stand_ins
+from sojourn.inference.adaln.settings import PlanCacheSettings, Precision
+from sojourn.inference.adaln.slab import Slab
+from sojourn.inference.adaln.store import PlanStore
+from sojourn.inference.adaln.streams import streams_for
+from sojourn.inference.adaln.table import Table
+from sojourn.inference.adaln.weights import MappedWeights
+from torch import nn
+
+
+class CachedTransformer:
+    """A transformer that runs on stored rows.
+
+    Attributes:
+        name: Of the component.
+        cache: Its plans.
+    """
+
+    def __init__(self, name: str, transformer: nn.Module, cache: PlanCache, precision: Precision) -> None:
+        self.name = name
+        self.cache = cache
+        self._transformer = transformer
+        self._precision = precision
+        self._cursor = Cursor(cache.slab, cache.find)
+        for stand_in in stand_ins(transformer):
+            stand_in.attach(self._cursor)
+        self._signature = inspect.signature(transformer.forward)
+        transformer.register_forward_pre_hook(self._begin, with_kwargs=True)
+        transformer.register_forward_hook(self._end, always_call=True)
+
+    def prepare(self, forwards: Sequence[Inputs]) -> Lease:
+        """Makes the rows of a request's forwards available; see `PlanCache.prepare`.
+
+        Raises:
+            ModelRefused: The transformer has been compiled since, and rows promise the bits of eager mode.
+        """
+        if self._precision is Precision.MATCH:
+            check_not_compiled(self._transformer)
+        return self.cache.prepare(forwards)
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        names = self.cache.family.inputs
+        given = kwargs if all(name in kwargs for name in names) else self._bound(args, kwargs)
+        self._cursor.begin({name: given[name] for name in names})
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._cursor.end()
+
+    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self._signature.bind_partial(*args, **kwargs).arguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a transformer runs, and what it may take there.
+
+    Attributes:
+        device: Of the transformer and of the slab.
+        host_bytes: Its part of the host memory that is set for rows.
+        host_budget_bytes: What it may take of the host's memory, whatever is set.
+        available_bytes: Free memory of the host, measured again whenever the tier grows.
+        ranks: Who shares the transformer.
+        sharing: What they divide.
+    """
+
+    device: torch.device
+    host_bytes: int
+    host_budget_bytes: int
+    available_bytes: Callable[[], int] | None = None
+    ranks: Ranks = field(default_factory=OneRank)
+    sharing: Sharing = Sharing.LAYERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replaced:
+    """A transformer whose projections have been replaced.
+
+    Attributes:
+        name: Of the component.
+        transformer: With stand-ins; its embedders are loaded.
+        family: Of the transformer.
+        table: Its projections.
+        weights: Its checkpoint.
+    """
+
+    name: str
+    transformer: nn.Module
+    family: Family
+    table: Table
+    weights: MappedWeights
+
+
+def open_transformer(
+    part: Replaced, settings: PlanCacheSettings, place: Place, observer: Observer
+) -> CachedTransformer:
+    """Allocates the tiers of a transformer and hooks its forward.
+
+    Args:
+        part: The transformer.
+        settings: Of the process.
+        place: Where it runs.
+        observer: Counts.
+    """
+    host = _host_tier(part.table, place, observer)
+    cache = PlanCache(
+        family=part.family,
+        slab=Slab(part.table, plans=settings.plans, width=settings.width, device=place.device),
+        projector=Projector(
+            part.transformer,
+            part.family,
+            part.table,
+            part.weights,
+            ranks=place.ranks,
+            sharing=place.sharing,
+            precision=settings.precision,
+            read=observer.read,
+        ),
+        observer=observer,
+        host=host,
+        store=_store(part, settings, place, observer),
+        streams=streams_for(place.device, pinned=host.pinned),
+        ranks=place.ranks,
+    )
+    return CachedTransformer(part.name, part.transformer, cache, settings.precision)
+
+
+def _host_tier(table: Table, place: Place, observer: Observer) -> HostTier:
+    """As many pages as all ranks can have."""
+    pages = page_capacity(table, configured_bytes=place.host_bytes, budget_bytes=place.host_budget_bytes)
+    return HostTier(
+        table,
+        place.ranks.minimum(pages),
+        pinned=place.device.type == "cuda",
+        evicted=lambda plans: observer.evicted(Tier.HOST, plans),
+        available_bytes=place.available_bytes,
+    )
+
+
+def _store(part: Replaced, settings: PlanCacheSettings, place: Place, observer: Observer) -> PlanStore | None:
+    """The store, bound to what makes this transformer's rows."""
+    if settings.store is None:
+        return None
+    fingerprint = rows_fingerprint(
+        part.weights,
+        part.family,
+        config=dict(getattr(part.transformer, "config", {})),
+        arithmetic=arithmetic_of(
+            place.device,
+            dtypes=part.table.row_elements,
+            precision=settings.precision,
+            sharing=place.sharing,
+            ranks=place.ranks.size,
+        ),
+        memory=settings.store / "fingerprints",
+    )
+    return PlanStore(settings.store, settings.store_bytes, fingerprint, part.table, observer.store_rejected)

@@ -1,0 +1,5 @@
+"""`python -m sojourn.inference.cli` is `sojourn`."""
+
+from sojourn.inference.cli import main
+
+main()

@@ -1,0 +1,87 @@
+import importlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sojourn.inference.server.config import Address, ServerConfig
+
+from tests.inference.cli.conftest import Run
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
+    """The configurations with which servers would have been started; logging is put back afterwards."""
+    configs: list[ServerConfig] = []
+    root, package = logging.getLogger(), logging.getLogger("sojourn")
+    monkeypatch.setattr(root, "handlers", list(root.handlers))
+    monkeypatch.setattr(root, "level", root.level)
+    monkeypatch.setattr(package, "level", package.level)
+
+    def run(config: ServerConfig, load: object, **rest: object) -> int:
+        configs.append(config)
+        return 0
+
+    # The package exports the command under the name of its module.
+    monkeypatch.setattr(importlib.import_module("sojourn.inference.cli.serve"), "run", run)
+    return configs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "setting", "value"),
+    [
+        (["--listen", "127.0.0.1:0"], "listen", Address(host="127.0.0.1", port=0)),
+        (["--metrics-listen", "off"], "metrics_listen", None),
+        (["--metrics-listen", "127.0.0.1:1"], "metrics_listen", Address(host="127.0.0.1", port=1)),
+        (["--model-name", "digits"], "model_name", "digits"),
+        (["--max-waiting", 3], "max_waiting", 3),
+        (["--max-message-bytes", 10], "max_message_bytes", 10),
+        (["--stall-seconds", 2.5], "stall_seconds", 2.5),
+        (["--grace-seconds", 1], "grace_seconds", 1.0),
+        (["--failed-grace-seconds", 2], "failed_grace_seconds", 2.0),
+        (["--tls-cert", "c", "--tls-key", "k"], "tls_cert", Path("c")),
+        (["--tls-cert", "c", "--tls-key", "k"], "tls_key", Path("k")),
+        (["--tls-cert", "c", "--tls-key", "k", "--client-ca", "a"], "client_ca", Path("a")),
+        (["--token-file", "t"], "token_file", Path("t")),
+        (["--listen", "0.0.0.0:1", "--allow-insecure"], "allow_insecure", True),
+    ],
+)
+def test_each_option_reaches_the_server(
+    sojourn: Callable[..., Run], started: list[ServerConfig], tmp_path: Path,
+    arguments: list[object], setting: str, value: object,
+) -> None:  # fmt: skip
+    assert sojourn("serve", "--model", tmp_path, *arguments)[0] == 0
+    assert getattr(started[0], setting) == value
+
+
+def test_the_model_is_named_after_its_folder(
+    sojourn: Callable[..., Run], started: list[ServerConfig], tmp_path: Path
+) -> None:
+    sojourn("serve", "--model", tmp_path)
+    assert started[0].model_name == tmp_path.name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--listen", "0.0.0.0:50051"], "allow_insecure"),
+        (["--listen", "nowhere"], "host:port"),
+        (["--tls-cert", "c"], "go together"),
+        (["--device", "tpu"], "auto, cpu, cuda"),
+        (["--dtype", "int4"], "bfloat16, float32"),
+        (["--max-waiting", -1], "max_waiting"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_starts(
+    sojourn: Callable[..., Run], started: list[ServerConfig], tmp_path: Path, arguments: list[object], said: str
+) -> None:
+    status, _, err = sojourn("serve", "--model", tmp_path, *arguments)
+    assert status == 2
+    assert said in err
+    assert started == []
+
+
+def test_a_missing_folder_is_refused(sojourn: Callable[..., Run], started: list[ServerConfig], tmp_path: Path) -> None:
+    status, _, err = sojourn("serve", "--model", tmp_path / "absent")
+    assert (status, started) == (2, [])
+    assert "no such folder" in err
