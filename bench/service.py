@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 SOURCES = [str(ROOT / folder) for folder in ("proto", "inference", "residencyd", "operator")]
 sys.path[:0] = SOURCES
-os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_OFFLINE"] = os.environ["TQDM_DISABLE"] = "1"
 
 import grpc  # noqa: E402
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: E402
@@ -94,14 +94,13 @@ def stock_pipeline(folder: str) -> Any:
     sys.modules["text_only_processor"] = module
     stock = diffusers.ModularPipeline.from_pretrained(folder)
     stock.load_components(dtype=torch.bfloat16)
-    stock.set_progress_bar_config(disable=True)
     return stock
 
 
-def bare_call(stock: Any, size: tuple[int, int], frames: int) -> bytes:
-    """The clip of REQUEST without a server."""
+def bare_call(stock: Any, size: tuple[int, int], frames: int) -> str:
+    """The clip of REQUEST without a server; answers the hash of its latents, as the server does."""
     import torch
-    from sojourn.inference.encoding import encode
+    from sojourn.inference.encoding import encode, latents_sha256
     from sojourn.inference.requests import Clip, OutputFormat
 
     names = ["latents", "audio_latents", "videos", "audio", "sampling_rate"]
@@ -113,8 +112,10 @@ def bare_call(stock: Any, size: tuple[int, int], frames: int) -> bytes:
         latents=values["latents"], audio_latents=values["audio_latents"], frames=values["videos"][0],
         audio=values["audio"][0].float().numpy(), sample_rate=values["sampling_rate"], frames_per_second=24.0,
     )  # fmt: skip
+    digest = latents_sha256(clip)
     with encode(clip, OutputFormat.MP4).file as file:
-        return file.read()
+        file.read()
+    return digest
 
 
 def environment() -> dict[str, str]:
@@ -144,9 +145,9 @@ def until_serving(channel: grpc.Channel) -> None:
             return
 
 
-def generate(channel: grpc.Channel) -> bytes:
-    responses = pb_grpc.InferenceServiceStub(channel).Generate(REQUEST)
-    return b"".join(response.artifact.data for response in responses)
+def generate(channel: grpc.Channel) -> str:
+    *_, last = pb_grpc.InferenceServiceStub(channel).Generate(REQUEST)
+    return last.completed.clips[0].latents_sha256
 
 
 def seconds(function: Callable[[], Any]) -> float:

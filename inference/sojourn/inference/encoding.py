@@ -1,8 +1,9 @@
 """A clip → the bytes of an artifact: mp4, a zip of PNG frames, or the latents.
 
-Equal clips give equal bytes on equal versions of the encoders: the number of encoder threads is fixed, and neither
-dates nor version strings are written. Each artifact goes to a file of its own that lives in memory while it is small
-and on disk without a name when it is not.
+Equal clips give equal PNG frames and latents, byte for byte. Of mp4 that is what one gets as a rule (the number of
+encoder threads is fixed, neither dates nor versions are written) and not a promise: of 180 encodings of one clip x264
+made one that differed. Each artifact goes to a file of its own that lives in memory while it is small and on disk
+without a name when it is not.
 """
 
 import hashlib
@@ -139,8 +140,10 @@ def _write_mp4(clip: Clip, file: IO[bytes], check: Callable[[], None]) -> None:
     with av.open(file, "w", format="mp4", options={"fflags": "+bitexact"}) as container:
         video = _add_video(container, clip)
         audio = _add_audio(container, clip) if clip.audio is not None else None
-        for pixels in _pixels(clip, check):
-            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+        for index, pixels in enumerate(_pixels(clip, check)):
+            # Converted here: the conversion that encode() would do gives other bytes each time (seen with PyAV 18.1).
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format=video.pix_fmt)
+            frame.pts, frame.time_base = index, 1 / _rate(clip)
             container.mux(video.encode(frame))
         container.mux(video.encode(None))
         if audio is not None:
@@ -152,13 +155,16 @@ def _write_mp4(clip: Clip, file: IO[bytes], check: Callable[[], None]) -> None:
 def _add_video(container: "av.container.OutputContainer", clip: Clip) -> "av.VideoStream":
     assert clip.frames is not None
     height, width = clip.frames.shape[1:3]
-    rate = Fraction(clip.frames_per_second).limit_denominator(1001)
-    stream = container.add_stream("libx264", rate=rate)
+    stream = container.add_stream("libx264", rate=_rate(clip))
     stream.width, stream.height = width, height
     # 4:2:0 halves both axes, which odd sizes do not allow; 4:4:4 keeps their exact size.
     stream.pix_fmt = "yuv420p" if width % 2 == 0 and height % 2 == 0 else "yuv444p"
     stream.options = {"crf": str(VIDEO_CRF), "threads": str(VIDEO_THREADS)}
     return stream
+
+
+def _rate(clip: Clip) -> Fraction:
+    return Fraction(clip.frames_per_second).limit_denominator(1001)
 
 
 def _add_audio(container: "av.container.OutputContainer", clip: Clip) -> "av.AudioStream":

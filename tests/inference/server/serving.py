@@ -85,7 +85,7 @@ class Gated(Around):
             listener(event)
             if self._closes(event) and (not self._seeds or request.seeds[clip_index] in self._seeds):
                 self.reached.set()
-                assert self.open.wait(30), "nobody opened the gate"
+                assert self.open.wait(90), "nobody opened the gate"
                 watch.check()
 
         # Left in place: the stage after the engine's own, ENCODE_OUTPUT, goes through it too.
@@ -166,7 +166,7 @@ class Served:
         assert value is not None, f"no series {name} {labels}"
         return value
 
-    async def until(self, condition: Callable[[], bool], *, seconds: float = 10) -> None:
+    async def until(self, condition: Callable[[], bool], *, seconds: float = 60) -> None:
         limit = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < limit, "it did not come to it"
@@ -194,7 +194,7 @@ async def serving(engine: Any, *, load: Callable[[], Any] | None = None, **setti
 
 
 async def ready(server: Server) -> bool:
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 60
     while server.health.state == "loading":
         assert time.monotonic() < limit
         await asyncio.sleep(0.005)

@@ -68,7 +68,7 @@ async def test_cancel_is_seen_in_every_stage(pipeline: Pipeline, stage: Stage) -
         before = (await served.client.generate(request())).sha256
         call = served.client.call(request(seed=1, outputs=[pb.OUTPUT_FORMAT_MP4]))
         reading = asyncio.create_task(call.read())
-        await asyncio.to_thread(engine.reached.wait, 10)
+        await asyncio.to_thread(engine.reached.wait, 60)
         call.cancel()
         await served.until(lambda: ended(served, CANCELLED) == 1)
         steps_before = served.sample("step_duration_seconds_count")
@@ -85,7 +85,7 @@ async def test_cancel_while_queued_frees_the_place_at_once(pipeline: Pipeline) -
     async with serving(engine, max_waiting=1) as served:
         before = (await served.client.generate(request())).sha256
         running = asyncio.create_task(served.client.generate(request(seed=1)))
-        await asyncio.to_thread(engine.reached.wait, 10)
+        await asyncio.to_thread(engine.reached.wait, 60)
         queued = served.client.call(request(seed=2))
         accepted = (await queued.read()).accepted
         assert accepted.queue_position == 1
@@ -150,7 +150,9 @@ async def test_deadline_stops_a_run_within_a_step(pipeline: Pipeline, timeout: f
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await served.until_idle()
         assert engine.steps_done.get(1, 0) <= timeout / 0.1 + 2
-        assert ended(served, DEADLINE) == 1
+        # On a busy machine the shorter one passes before the call has left the client.
+        assert ended(served, DEADLINE) in ({0, 1} if timeout < 0.1 else {1})
+        assert ended(served, CANCELLED) == 0
         before = (await served.client.generate(request())).sha256
         await assert_unharmed(served, before)
 
@@ -160,14 +162,14 @@ async def test_deadline_shorter_than_the_run_is_refused_before_work(pipeline: Pi
     async with serving(engine) as served:
         before = (await served.client.generate(request())).sha256
         began = time.monotonic()
-        error = await served.client.error(request(seed=1, steps=200), timeout=5)
-        assert time.monotonic() - began < 1
+        error = await served.client.error(request(seed=1, steps=400), timeout=15)
+        assert time.monotonic() - began < 10
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert "s per step" in (error.details() or "")
         assert 1 not in engine.steps_done
         assert served.sample("requests_refused_total", reason="deadline") == 1
         assert ended(served, DEADLINE) == 1
-        await served.client.generate(request(seed=1, steps=5), timeout=5)
+        await served.client.generate(request(seed=1, steps=5), timeout=60)
         await assert_unharmed(served, before)
 
 
@@ -189,7 +191,7 @@ async def test_deadline_that_passes_in_the_queue_ends_the_wait(pipeline: Pipelin
     engine = Gated(pipeline, at_stage(Stage.TEXT_ENCODE))
     async with serving(engine) as served:
         running = asyncio.create_task(served.client.generate(request(seed=1)))
-        await asyncio.to_thread(engine.reached.wait, 10)
+        await asyncio.to_thread(engine.reached.wait, 60)
         error = await served.client.error(request(seed=2), timeout=0.3)
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await served.until(lambda: served.sample("requests_waiting") == 0)
@@ -203,13 +205,14 @@ async def test_full_queue_refuses_with_the_time_to_come_back(pipeline: Pipeline)
     async with serving(engine, max_waiting=1) as served:
         await served.client.generate(request())
         running = served.client.call(request(seed=1, steps=101))
-        await until_step(running, 1)
+        await until_step(running, 3)
         queued = served.client.call(request(seed=2))
         assert (await queued.read()).accepted.queue_position == 1
         error = await served.client.error(request(seed=3))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         retry = error_detail(error, error_details_pb2.RetryInfo()).retry_delay.ToMilliseconds() / 1000
-        assert 3 < retry < 12  # about 100 steps of 0.05 s and a little
+        steps = served.sample("step_duration_seconds_sum") / served.sample("step_duration_seconds_count")
+        assert 0.3 < retry / (100 * steps) < 1.2
         assert served.sample("requests_refused_total", reason="queue_full") == 1
         for call in (running, queued):
             call.cancel()
@@ -222,7 +225,7 @@ async def test_slow_reader_neither_grows_memory_nor_blocks_others(pipeline: Pipe
         slow = served.client.call(big)
         responses = aiter(slow)
         assert (await anext(responses)).HasField("accepted")
-        await served.until(lambda: served.sample("requests_running") == 0, seconds=20)
+        await served.until(lambda: served.sample("requests_running") == 0)
         quick = await served.client.generate(request())  # the pipeline is free
         assert quick.completed is not None
         kinds = [response.WhichOneof("event") async for response in responses]
@@ -236,7 +239,7 @@ async def test_reader_that_stalls_loses_its_call(pipeline: Pipeline) -> None:
             big = request(seed=1, size=pb.Size(width=48, height=48), frames=345, outputs=[pb.OUTPUT_FORMAT_PNG_FRAMES])
             stalled = Client(channel).call(big)
             await stalled.read()
-            await served.until(lambda: ended(served, CANCELLED) == 1, seconds=20)
+            await served.until(lambda: ended(served, CANCELLED) == 1)
             line = served.server._servicer._hands.admission.line
             await served.until(lambda: line.size == 0)
             stalled.cancel()

@@ -58,10 +58,10 @@ class Health:
         await self._enter(State.LOADING)
 
     async def serving(self, engine: Engine) -> None:
-        """The model is there. A process that drains or has failed stays as it is."""
+        """The model is there. A process that drains stays as it is."""
+        self.engine = engine
+        self.fingerprint = _in_daemon_thread(engine.fingerprint)
         if self.state is State.LOADING:
-            self.engine = engine
-            self.fingerprint = _in_daemon_thread(engine.fingerprint)
             await self._enter(State.SERVING)
 
     async def draining(self) -> None:

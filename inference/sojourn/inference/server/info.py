@@ -20,7 +20,7 @@ def info(health: Health, *, model_name: str, max_waiting: int) -> pb.GetInfoResp
         state=pb.ServiceState.Value(f"SERVICE_STATE_{health.state.upper()}"),
         state_reason=health.reason,
         versions=versions(),
-        memory=memory(),
+        memory=memory(device=health.engine.device if health.engine is not None else "cpu"),
     )
     if health.engine is not None:
         _describe(response, health.engine, max_waiting=max_waiting)
@@ -59,14 +59,29 @@ def versions() -> dict[str, str]:
     return found
 
 
-def memory(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> pb.MemoryInfo:
+def memory(
+    *, device: object = "cpu", proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")
+) -> pb.MemoryInfo:
     """Memory of the process and the machine; 0 where it cannot be read."""
     available = _meminfo_bytes(proc, "MemAvailable")
     room = _cgroup_room_bytes(cgroup)
+    device_free, device_total = _device_bytes(device)
     return pb.MemoryInfo(
+        device_free_bytes=device_free,
+        device_total_bytes=device_total,
         process_resident_bytes=_status_bytes(proc, "VmRSS"),
         host_available_bytes=available if room is None else min(available, room),
     )
+
+
+def _device_bytes(device: object) -> tuple[int, int]:
+    """Free and all memory of the device; zeros on the CPU."""
+    if not str(device).startswith("cuda"):
+        return 0, 0
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    return free, total
 
 
 def _meminfo_bytes(proc: Path, name: str) -> int:

@@ -173,9 +173,11 @@ class Server:
         loop = asyncio.get_running_loop()
         try:
             engine = await loop.run_in_executor(self._worker, self._load_in_worker)
+            await self._serve_engine(engine)
         except Exception as error:
             await self._fail(error)
-            return
+
+    async def _serve_engine(self, engine: Engine) -> None:
         seconds = _process_age_seconds()
         self.telemetry.ready(
             seconds=seconds,
@@ -185,9 +187,9 @@ class Server:
             model_name=engine.model_name,
         )
         await self.health.serving(engine)
+        self.health.fingerprint.add_done_callback(lambda known: self.telemetry.fingerprint(known.result()))
         extra = {"model": engine.model_name, "device": str(engine.device), "dtype": engine.dtype_name}
         _logger.info("model loaded", extra=extra | {"seconds_to_ready": round(seconds, 3)})
-        self.health.fingerprint.add_done_callback(lambda known: self.telemetry.fingerprint(known.result()))
 
     def _load_in_worker(self) -> Engine:
         engine = self._load()

@@ -33,6 +33,8 @@ _logger = logging.getLogger(__name__)
 # A call that ends this close to its deadline ended because of it: the caller's clock and ours tick apart.
 DEADLINE_SLACK_SECONDS = 0.05
 
+_GONE = "the caller has gone"
+
 # Generic in the stubs, not at run time.
 Context: TypeAlias = "grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]"
 InfoContext: TypeAlias = "grpc.aio.ServicerContext[pb.GetInfoRequest, pb.GetInfoResponse]"
@@ -95,9 +97,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         try:
             error = await self._attempt(request, context, request_id)
             if error is not None:
-                status = status_of(error, request_id=request_id)
-                message, trailers = status.trailers()
-                await context.abort(status.code, message, trailers)
+                await _abort(context, error, request_id)
         finally:
             self._calls -= 1
             if not self._calls:
@@ -135,15 +135,21 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         try:
             await self._serve(message, context, request_id, deadline)
         except asyncio.CancelledError:
-            in_time = deadline is None or self._hands.clock() < deadline - DEADLINE_SLACK_SECONDS
-            gone = errors.RequestCancelled("the caller has gone") if in_time else errors.DeadlineExceeded("too late")
-            self._count(message, gone, request_id)
+            self._count(message, self._timely(errors.RequestCancelled(_GONE), deadline), request_id)
             raise
+        except errors.RequestCancelled as caught:
+            error = self._timely(caught, deadline)
         except (Exception, errors.RequestStopped) as caught:
             error = caught.with_traceback(None) if is_expected(caught) else caught
             self._log_unexpected(error, request_id)
         self._count(message, error, request_id)
         return error
+
+    def _timely(self, cancelled: errors.RequestCancelled, deadline: float | None) -> BaseException:
+        """What ended a call whose stream is gone: the caller, or its deadline, which looks the same from here."""
+        if deadline is None or self._hands.clock() < deadline - DEADLINE_SLACK_SECONDS:
+            return cancelled.with_traceback(None)
+        return errors.DeadlineExceeded("the deadline of the request has passed")
 
     def _deadline(self, context: Context) -> float | None:
         left = context.time_remaining()
@@ -246,7 +252,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             raise errors.RequestCancelled(f"the caller has read nothing for {self._stall_seconds:g} s") from None
         except grpc.aio.BaseError as error:
             # The stream is gone, and the cancellation that says so has not come through yet.
-            raise errors.RequestCancelled("the caller has gone") from error
+            raise errors.RequestCancelled(_GONE) from error
 
     def _log_unexpected(self, error: BaseException, request_id: str) -> None:
         if not is_expected(error) and not isinstance(error, UnexpectedFailure):
@@ -259,6 +265,17 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         if isinstance(error, errors.NonFiniteOutput):
             _logger.warning("%s", error, extra={"request_id": request_id})
         _logger.debug("request ended", extra={"request_id": request_id, "workflow": str(workflow), "code": code})
+
+
+async def _abort(context: Context, error: BaseException, request_id: str) -> None:
+    status = status_of(error, request_id=request_id)
+    message, trailers = status.trailers()
+    try:
+        await context.abort(status.code, message, trailers)
+    except grpc.aio.AbortError:
+        raise
+    except grpc.aio.BaseError:
+        _logger.debug("nobody was there to be told of the end", extra={"request_id": request_id})
 
 
 def refusal(error: BaseException | None) -> str | None:
