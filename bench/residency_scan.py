@@ -1,8 +1,9 @@
 """What a look at a model process costs, beside the ways that others take for the same answer.
 
-The target has thousands of mappings, 200 of which are ranges of weights that cannot be joined, 256 MiB of resident
-weights and 256 MiB of resident anonymous memory in small pages. The answer is: resident bytes of each component, by
+The target has thousands of mappings, 200 of which are ranges of weights that cannot be joined, 64 MiB of resident
+weights and 64 MiB of resident anonymous memory in small pages. The answer is: resident bytes of each component, by
 tier, and what is nobody's. Ratios are of times taken in turn in one run; times are CPU seconds of the looking thread.
+What a GiB more would cost is measured apart, on 1 GiB of small pages: there the kernel walks for all of them.
 
     python bench/residency_scan.py            a table beside the goals; exit 1 when short
     python bench/residency_scan.py --json     the figures
@@ -33,14 +34,26 @@ sys.path[:0] = [str(ROOT / "proto"), str(ROOT / "residencyd")]
 import psutil  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
+from sojourn.residencyd import attribution  # noqa: E402
+from sojourn.residencyd.attribution import ComponentBytes, Piece, Unattributed  # noqa: E402
+from sojourn.residencyd.deep import UNWRITTEN_LOOKS, Shape, count_pieces, shapes_of, unwritten_of  # noqa: E402
 from sojourn.residencyd.kernel import atomic_file  # noqa: E402
-from sojourn.residencyd.kernel.process import read_stat  # noqa: E402
+from sojourn.residencyd.kernel.maps import Mapping, MapsTable, parse_line  # noqa: E402
+from sojourn.residencyd.kernel.mounts import read_mounts  # noqa: E402
+from sojourn.residencyd.kernel.pages import PageCounts, PageTable  # noqa: E402
+from sojourn.residencyd.kernel.process import PROC, Status, read_stat, read_status  # noqa: E402
+from sojourn.residencyd.map_shelf import MapShelf, ShelvedMap  # noqa: E402
+from sojourn.residencyd.reading import look_up  # noqa: E402
 from sojourn.residencyd.scanner import Scanner  # noqa: E402
 from sojourn.residencyd.settings import Settings  # noqa: E402
 from sojourn.v1 import residency_pb2 as pb  # noqa: E402
 
+# Bytes of each component by tier, and of nobody.
+Answer = tuple[tuple[ComponentBytes, ...], Unattributed]
+
 RANGES = 200
-WEIGHTS_BYTES = ANONYMOUS_BYTES = 256 << 20
+WEIGHTS_BYTES = ANONYMOUS_BYTES = 64 << 20
+GIB = 1 << 30
 # A sidecar is scraped so often.
 INTERVAL_SECONDS = 10
 
@@ -128,27 +141,29 @@ def _line(process: "subprocess.Popen[str]") -> str:
 
 
 @contextlib.contextmanager
-def target(folder: Path, mappings: int) -> Iterator[Target]:
+def target(folder: Path, mappings: int, anonymous_bytes: int = ANONYMOUS_BYTES) -> Iterator[Target]:
     """A process with so many mappings that has published its map."""
     weights = folder / "weights"
     if not weights.exists():
         weights.write_bytes(os.urandom(WEIGHTS_BYTES))
-    arguments = [str(weights), str(mappings), str(RANGES), str(ANONYMOUS_BYTES)]
+    arguments = [str(weights), str(mappings), str(RANGES), str(anonymous_bytes)]
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", TARGET, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
         starts, part_bytes, big = json.loads(_line(process))
-        maps = folder / f"maps-{mappings}"
+        maps = folder / f"maps-{process.pid}"
         maps.mkdir()
-        publish(maps, process.pid, starts, part_bytes, big, weights)
+        publish(maps, process.pid, starts, part_bytes, (big, anonymous_bytes), weights)
         yield Target(process, maps, tuple(starts), part_bytes)
     finally:
         process.kill()
         process.wait()
 
 
-def publish(folder: Path, pid: int, starts: list[int], part_bytes: int, big: int, weights: Path) -> None:
+def publish(
+    folder: Path, pid: int, starts: list[int], part_bytes: int, anonymous: tuple[int, int], weights: Path
+) -> None:
     """A map of a transformer of 200 mapped ranges, and a text encoder in anonymous memory."""
     file = weights.stat()
     where = {
@@ -160,7 +175,7 @@ def publish(folder: Path, pid: int, starts: list[int], part_bytes: int, big: int
     dit = pb.Component(name="transformer", needed_now=True)
     dit.storages.extend(pb.Storage(address=start, length_bytes=part_bytes, **where) for start in starts)
     encoder = pb.Component(name="text_encoder")
-    encoder.storages.add(address=big, length_bytes=ANONYMOUS_BYTES, tier=pb.TIER_HOST_PAGEABLE)
+    encoder.storages.add(address=anonymous[0], length_bytes=anonymous[1], tier=pb.TIER_HOST_PAGEABLE)
     claim = pb.ComponentMap(
         schema_version=1, generation=1, pid=pid, start_ticks=read_stat(pid).start_ticks, components=[dit, encoder]
     ).SerializeToString()
@@ -168,86 +183,109 @@ def publish(folder: Path, pid: int, starts: list[int], part_bytes: int, big: int
     atomic_file.replace(folder / "model.pb", content)
 
 
-def ours(it: Target) -> Callable[[], int]:
-    """A whole look, pages counted every time; resident bytes of the components."""
+def whole(it: Target) -> Callable[[], Answer]:
+    """All that a scrape does: processes, page cache, cgroups, PSI, headroom. Pages are counted every time."""
     scanner = Scanner(Settings(map_pattern=str(it.folder), floor_seconds=0.0, deep_share=1e9))
 
-    def look() -> int:
+    def look() -> Answer:
         (found,) = scanner.snapshot(time.time()).processes
-        if found.blind_reason:
+        if found.blind_reason or found.unattributed is None:
             raise SystemExit(found.blind_message)
-        return sum(part.resident_bytes for part in found.components)
+        return found.components, found.unattributed
 
     return look
 
 
-def by_psutil(it: Target) -> Callable[[], int]:
-    """Every mapping by psutil, then those of the components."""
-    process, (ranges, big) = psutil.Process(it.pid), _wanted(it)
+def ours(it: Target) -> Callable[[], Answer]:
+    """The part of it that smaps could answer too."""
+    shelved, file_systems = _published(it)
+    unwritten: frozenset[Shape] = frozenset()
+    looks = 0
 
-    def look() -> int:
-        found = {int(row.addr.split("-")[0], 16): row.rss for row in process.memory_maps(grouped=False)}
-        return sum(size for start, size in found.items() if start in ranges or start == big)
+    def look() -> Answer:
+        nonlocal unwritten, looks
+        status = read_status(it.pid)
+        pieces = look_up(it.pid, shelved.ranges, file_systems, proc=PROC)
+        shapes = shapes_of(pieces)
+        # As in a scrape: every tenth look asks again whether pages were written that may not be.
+        believed = unwritten if looks % UNWRITTEN_LOOKS else frozenset()
+        looks += 1
+        with PageTable(it.pid) as table:
+            counts = count_pieces(table, pieces, shapes, believed)
+        unwritten = believed or unwritten_of(pieces, shapes, counts)
+        return _answer(shelved, list(zip(pieces, counts, strict=True)), status)
 
     return look
 
 
-def by_smaps(it: Target) -> Callable[[], int]:
-    """What has to be parsed of smaps for the same answer: each mapping's file, and what of it is where."""
-    path, (ranges, big) = f"/proc/{it.pid}/smaps", _wanted(it)
-    wanted = (b"Rss:", b"Anonymous:", b"Swap:", b"Private_Hugetlb:", b"Shared_Hugetlb:")
+def by_smaps(it: Target) -> Callable[[], Answer]:
+    """The same out of smaps."""
+    shelved, file_systems = _published(it)
+    path, keys = f"/proc/{it.pid}/smaps", (b"Rss:", b"Anonymous:", b"Swap:")
 
-    def look() -> int:
-        found: dict[tuple[bytes, ...], dict[bytes, int]] = {}
-        sums: dict[bytes, int] = {}
+    def look() -> Answer:
+        status = read_status(it.pid)
+        sizes: dict[Mapping, dict[bytes, int]] = {}
+        values: dict[bytes, int] = {}
         with open(path, "rb") as file:
             for line in file:
-                if line.startswith(wanted):
-                    key, size = line.split(None, 2)[:2]
-                    sums[key] = int(size) * 1024
+                if line.startswith(keys):
+                    key, size, _ = line.split()
+                    values[key] = int(size) * 1024
                 elif not line[:1].isupper():
-                    sums = found[tuple(line.split(None, 5))] = {}
-        return sum(
-            sums[b"Rss:"]
-            for header, sums in found.items()
-            if (start := int(header[0].split(b"-")[0], 16)) in ranges or start == big
-        )
+                    values = sizes[parse_line(line[:-1])] = {}
+        pieces = attribution.pieces_of(shelved.ranges, MapsTable(tuple(sizes)), file_systems)
+        return _answer(shelved, [(piece, _counts(sizes[piece.mapping])) for piece in pieces], status)
 
     return look
 
 
-def _wanted(it: Target) -> tuple[frozenset[int], int]:
-    """Where the components' mappings begin: the ranges, and the anonymous memory as the kernel joined it."""
-    claim = pb.ComponentMap.FromString(
-        pb.ComponentMapFile.FromString((it.folder / "model.pb").read_bytes()).component_map
-    )
-    address = claim.components[1].storages[0].address
-    joined = next(row for row in psutil.Process(it.pid).memory_maps(grouped=False) if _holds(row.addr, address))
-    return frozenset(it.starts), int(joined.addr.split("-")[0], 16)
+def by_psutil(it: Target) -> Callable[[], Answer]:
+    """Every mapping by psutil; and only the transformer out of that, so rather less than the answer."""
+    process, starts, expected = psutil.Process(it.pid), frozenset(it.starts), whole(it)()
+    transformer = next(part.resident_bytes for part in expected[0] if part.name == "transformer")
+
+    def look() -> Answer:
+        rows = process.memory_maps(grouped=False)
+        found = sum(row.rss for row in rows if int(row.addr.split("-")[0], 16) in starts)
+        if found != transformer:
+            raise SystemExit(f"psutil says {found}, we say {transformer}")
+        return expected
+
+    return look
 
 
-def _holds(addresses: str, address: int) -> bool:
-    low, high = (int(text, 16) for text in addresses.split("-"))
-    return low <= address < high
+def _published(it: Target) -> tuple[ShelvedMap, dict[tuple[int, int], str]]:
+    return MapShelf(str(it.folder)).read(it.folder / "model.pb"), dict(read_mounts(it.pid))
 
 
-def taken(look: Callable[[], int]) -> tuple[float, int]:
+def _counts(values: dict[bytes, int]) -> PageCounts:
+    anonymous = values[b"Anonymous:"]
+    return PageCounts(values[b"Rss:"] - anonymous, anonymous, values[b"Swap:"])
+
+
+def _answer(shelved: ShelvedMap, counted: list[tuple[Piece, PageCounts]], status: Status) -> Answer:
+    parts = attribution.attribute(shelved.claim.components, shelved.claimed_bytes, counted)
+    return parts, attribution.unattributed(status, counted)
+
+
+def taken(look: Callable[[], Answer]) -> tuple[float, Answer]:
     """CPU seconds of this thread for one look, and its answer."""
     begun = time.thread_time()
     answer = look()
     return time.thread_time() - begun, answer
 
 
-def in_turn(looks: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
+def in_turn(looks: dict[str, Callable[[], Answer]], rounds: int) -> dict[str, list[float]]:
     """Times of several ways, taken in turn. All must give one answer."""
     times: dict[str, list[float]] = {name: [] for name in looks}
     for _ in range(rounds):
-        answers = set()
+        answers = []
         for name, look in looks.items():
             seconds, answer = taken(look)
             times[name].append(seconds)
-            answers.add(answer)
-        if len(answers) != 1:
+            answers.append(answer)
+        if any(answer != answers[0] for answer in answers):
             raise SystemExit(f"the ways disagree: {answers}")
     return times
 
@@ -262,7 +300,7 @@ def measure_looks(folder: Path, rounds: int) -> list[Figure]:
     figures = []
     for mappings, goal in ((2_000, 0.005), (10_000, 0.015)):
         with target(folder, mappings) as it:
-            look = ours(it)
+            look = whole(it)
             for _ in range(10):
                 look()
             times = [taken(look)[0] for _ in range(rounds)]
@@ -270,12 +308,26 @@ def measure_looks(folder: Path, rounds: int) -> list[Figure]:
             if mappings == 2_000:
                 share = statistics.mean(times) / INTERVAL_SECONDS
                 figures.append(Figure(f"share of a core, a look every {INTERVAL_SECONDS} s", share, 0.001, ""))
-            both = in_turn({"ours": look, "psutil": by_psutil(it), "smaps": by_smaps(it)}, max(5, rounds // 20))
+            both = in_turn({"ours": ours(it), "psutil": by_psutil(it), "smaps": by_smaps(it)}, max(5, rounds // 20))
             least = statistics.median(both["ours"])
             for name, label in (("psutil", "psutil.memory_maps"), ("smaps", "parsing smaps")):
                 ratio = statistics.median(both[name]) / least
                 figures.append(Figure(f"times faster than {label}, {mappings} mappings", ratio, 10, "×", at_least=True))
     return figures
+
+
+def measure_walk(folder: Path, rounds: int) -> list[Figure]:
+    """What 1 GiB more of small pages adds, beside what it adds to reading smaps."""
+    medians = []
+    for anonymous_bytes in (ANONYMOUS_BYTES, ANONYMOUS_BYTES + GIB):
+        with target(folder, 1_000, anonymous_bytes) as it:
+            times = in_turn({"ours": ours(it), "smaps": by_smaps(it)}, max(10, rounds // 20))
+            medians.append({name: statistics.median(values) for name, values in times.items()})
+    added = {name: medians[1][name] - medians[0][name] for name in medians[0]}
+    return [
+        Figure("a GiB more of small pages", added["ours"], 0.005, "s"),
+        Figure("times faster than smaps a GiB more", added["smaps"] / added["ours"], 2, "×", at_least=True),
+    ]
 
 
 def measure_memory(folder: Path) -> list[Figure]:
@@ -284,7 +336,7 @@ def measure_memory(folder: Path) -> list[Figure]:
     command += ["--metrics-address", "127.0.0.1:0", "--grpc-address", "127.0.0.1:0"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:2])}
     with (
-        target(folder, 2_001) as it,
+        target(folder, 2_000) as it,
         subprocess.Popen(
             [*command, "--map", str(it.folder)], stderr=subprocess.PIPE, text=True, env=environment
         ) as served,
@@ -305,8 +357,8 @@ def measure_memory(folder: Path) -> list[Figure]:
 def measure_target(folder: Path, windows: int) -> list[Figure]:
     """The target's own latency with a look a second, against none: windows of 3 s, in turn."""
     seconds = 3
-    with target(folder, 2_002) as it:
-        look = ours(it)
+    with target(folder, 2_000) as it:
+        look = whole(it)
         alone, watched = [], []
         for _ in range(windows):
             alone.append(it.latency(seconds)())
@@ -345,6 +397,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         figures = measure_looks(folder, arguments.rounds)
+        figures += measure_walk(folder, arguments.rounds)
         figures += measure_memory(folder)
         figures += measure_target(folder, arguments.windows)
     if arguments.json:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sojourn.residencyd import cli
+from sojourn.residencyd import cli, serving
+from sojourn.residencyd.settings import Settings
 
 from tests.residencyd.children import MIB, NOBODY, Child, child, run_as
 from tests.residencyd.published import PAGEABLE, component, publish, storage
@@ -29,6 +30,12 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     except SystemExit as ended:
         return int(ended.code or 0)
     return 0
+
+
+def environment() -> dict[str, str]:
+    """For a command line in a process of its own."""
+    roots = os.pathsep.join(path for path in sys.path if path)
+    return {**os.environ, "PYTHONPATH": roots, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def test_scan_of_any_process_by_mapped_file(
@@ -83,8 +90,6 @@ def test_scan_of_maps(
         (("serve", "--log-level", "loud"), "residencyd: --log-level is 'loud': give one of debug"),
         (("serve", "--deep-share", "0"), "residencyd: --deep-share is 0.0: give a share above 0"),
         (("serve", "--deep-share", "nan"), "residencyd: --deep-share is nan"),
-        (("serve", "--metrics-address", "x", "--grpc-address", "127.0.0.1:0"), "residencyd: x is no address"),
-        (("serve", "--grpc-address", "256.0.0.1:1"), "residencyd: cannot listen on 256.0.0.1:1"),
     ],
 )
 def test_what_goes_wrong_is_one_line_without_a_traceback(
@@ -138,11 +143,9 @@ def test_a_process_of_another_user_is_refused_in_one_line() -> None:
 
 
 def test_serve_answers_until_it_is_told_to_end(tmp_path: Path, it: Child) -> None:
-    roots = os.pathsep.join(path for path in sys.path if path)
     command = [sys.executable, "-m", "sojourn.residencyd.cli", "serve", "--map", str(tmp_path)]
     command += ["--metrics-address", "127.0.0.1:0", "--grpc-address", "127.0.0.1:0", "--floor-seconds", "0"]
-    environment = {**os.environ, "PYTHONPATH": roots, "PYTHONDONTWRITEBYTECODE": "1"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as served:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as served:
         try:
             line = json.loads(served.stderr.readline())
             port = int(line["message"].split()[3].rstrip(","))
@@ -162,14 +165,59 @@ def test_serve_answers_until_it_is_told_to_end(tmp_path: Path, it: Child) -> Non
             served.kill()
 
 
+@pytest.mark.parametrize(
+    ("option", "address", "message"),
+    [
+        ("--metrics-address", "x", "residencyd: x is no address: give host:port"),
+        ("--metrics-address", "256.0.0.1:1", "residencyd: cannot listen on 256.0.0.1:1"),
+        ("--grpc-address", "256.0.0.1:1", "residencyd: cannot listen on 256.0.0.1:1"),
+    ],
+)
+def test_an_address_that_cannot_be_served_is_one_line(option: str, address: str, message: str) -> None:
+    others = ["--metrics-address", "127.0.0.1:0", "--grpc-address", "127.0.0.1:0"]
+    done = subprocess.run(
+        [sys.executable, "-m", "sojourn.residencyd.cli", "serve", *others, option, address],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+    assert done.returncode == 1
+    own = [line for line in done.stderr.splitlines() if line.startswith("residencyd")]
+    assert len(own) == 1
+    assert own[0].startswith(message)
+    assert "Traceback" not in done.stderr
+
+
+def test_every_option_of_serve_arrives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    became: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda program, arguments: became.append(arguments))
+    chosen = {
+        "map": "/maps/*.pb",
+        "proc": str(tmp_path),
+        "cgroup-root": "/groups",
+        "floor-seconds": "7.5",
+        "deep-share": "0.25",
+        "metrics-address": "127.0.0.1:1",
+        "grpc-address": "127.0.0.1:2",
+        "log-level": "DEBUG",
+        "grace-seconds": "3",
+    }
+    flags = [text for name, value in chosen.items() for text in (f"--{name}", value)]
+    assert run(monkeypatch, "serve", *flags, "--host-pids", "--log-text") == 0
+    options = serving.Options(**json.loads(became[0][-1]))
+    assert options.settings == Settings("/maps/*.pb", tmp_path, Path("/groups"), 7.5, 0.25, host_pids=True)
+    assert (options.metrics_address, options.grpc_address) == ("127.0.0.1:1", "127.0.0.1:2")
+    assert (options.log_level, options.log_text, options.grace_seconds) == ("debug", True, 3.0)
+
+
 def test_a_reader_of_the_output_may_leave(it: Child) -> None:
-    roots = os.pathsep.join(path for path in sys.path if path)
     command = f"{sys.executable} -m sojourn.residencyd.cli scan --pid {it.pid} --json | head -c 1"
     done = subprocess.run(
         ["bash", "-c", command],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": roots, "PYTHONDONTWRITEBYTECODE": "1"},
+        env=environment(),
     )
     assert (done.stdout, done.stderr) == ("[", "")

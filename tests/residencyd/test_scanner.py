@@ -109,14 +109,14 @@ def test_a_target_killed_in_the_middle_of_a_scan(
 def test_a_target_killed_between_opening_its_pages_and_counting_them(
     tmp_path: Path, it: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = pages.PageTable.count
+    original = pages.PageTable.count_all
 
-    def kill_first(self: pages.PageTable, start: int, end: int) -> pages.PageCounts:
+    def kill_first(self: pages.PageTable, *arguments: object) -> list[pages.PageCounts]:
         it.process.kill()
         it.process.wait()
-        return original(self, start, end)
+        return original(self, *arguments)
 
-    monkeypatch.setattr(pages.PageTable, "count", kill_first)
+    monkeypatch.setattr(pages.PageTable, "count_all", kill_first)
     assert blind(look(tmp_path)).blind_reason == "gone"
 
 
@@ -199,6 +199,38 @@ def test_counting_pages_keeps_to_its_share_of_time(tmp_path: Path, it: Child) ->
         generation=2,
     )
     assert resident_at(111) == (2 * MIB, 111), "new ranges do not wait"
+
+
+def test_a_page_written_behind_the_kernels_back_is_found_within_ten_looks(tmp_path: Path) -> None:
+    path = filled(tmp_path / "weights", 4 * MIB)
+    source = "f = os.open(path, os.O_RDONLY); a = map_(4 << 20, R, PRIVATE, f); read(a, 4 << 20); say(address=a)"
+    with child(source, path=str(path)) as it:
+        publish(tmp_path, it.pid, component("dit", storage(it["address"], 4 * MIB, MAPPED, file=path)))
+        watcher = scanner(tmp_path)
+
+        def written(now: int) -> tuple[int, int]:
+            part = watcher.snapshot(now).processes[0].components[0]
+            return part.resident_bytes, part.disagreements["other_tier"]
+
+        assert written(0) == (4 * MIB, 0)
+        rights = "libc.mprotect(ctypes.c_void_p({a}), ctypes.c_size_t(4 << 20), {rights})"
+        it.do(rights.format(a=it["address"], rights=3) + f"; write({it['address']}, 8192)")
+        assert written(1) == (4 * MIB, 8192), "a mapping that may be written to is always asked"
+        publish(tmp_path, it.pid, component("vae", storage(it["address"] + MIB, MIB, MAPPED)), generation=2)
+        assert written(2) == (MIB, 0)
+        it.do(rights.format(a=it["address"], rights=3) + f"; write({it['address']} + (1 << 20), 8192)")
+        it.do(rights.format(a=it["address"], rights=1))
+        seen = [written(now) for now in range(3, 13)]
+        assert {size for size, _ in seen} == {MIB}, "what is in memory is always right"
+        assert seen[-1] == (MIB, 8192)
+
+
+def test_another_mapping_at_the_same_address_is_counted_anew(tmp_path: Path, it: Child) -> None:
+    watcher = scanner(tmp_path, deep_share=1e-9)
+    assert watcher.snapshot(1).processes[0].components[0].resident_bytes == MIB
+    it.do(f"libc.mprotect(ctypes.c_void_p({it['address']}), ctypes.c_size_t(4 << 20), 1)")
+    it.do(f"libc.madvise({it['address']}, 4 << 20, 4)")
+    assert watcher.snapshot(2).processes[0].components[0].resident_bytes == 0
 
 
 def test_a_map_is_parsed_once(tmp_path: Path, it: Child, monkeypatch: pytest.MonkeyPatch) -> None:

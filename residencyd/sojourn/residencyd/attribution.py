@@ -151,7 +151,8 @@ def pieces_of(
             lot = lots.get(alike)
             if lot is None:
                 lot = lots[alike] = lot_of(origin, mapping, file_systems)
-            pieces.append(Piece(lot, mapping, max(start, mapping.start), min(end, mapping.end)))
+            low, high = mapping.start, mapping.end
+            pieces.append(Piece(lot, mapping, low if low > start else start, high if high < end else end))
     return tuple(pieces)
 
 

@@ -5,11 +5,8 @@ What goes wrong on purpose is one line on stderr and exit status 1; wrong usage 
 
 import dataclasses
 import json
-import logging
 import os
-import signal
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,8 +20,6 @@ from sojourn.residencyd.kernel.errors import KernelError
 from sojourn.residencyd.kernel.process import PROC
 from sojourn.residencyd.settings import MAP_FOLDER, Settings
 
-logger = logging.getLogger("sojourn.residencyd")
-
 app = typer.Typer(
     help="The kernel's word on every weight: what is mapped, what is in memory, what could be given back.",
     no_args_is_help=True,
@@ -37,6 +32,8 @@ HISTORY = 60
 
 # Where output goes to no terminal.
 PIPE_COLUMNS = 160
+
+SERVING_MODULE = "sojourn.residencyd.serving"
 
 MapOption = Annotated[
     str,
@@ -74,30 +71,25 @@ def serve(
     grace_seconds: Annotated[float, typer.Option(min=0, help="For running calls at shutdown.")] = 5.0,
 ) -> None:
     """Serves metrics and ResidencyService beside a model process, until it is told to end."""
-    from sojourn.residencyd import serving
-
     if log_level.lower() not in logs.LEVELS:
         raise InvalidSetting(f"--log-level is {log_level!r}: give one of {', '.join(logs.LEVELS)}")
     if not deep_share > 0:
         raise InvalidSetting(f"--deep-share is {deep_share}: give a share above 0, such as 0.001")
-    settings = Settings(
-        map_pattern=map_pattern,
-        proc=proc,
-        cgroup_root=cgroup_root,
-        floor_seconds=floor_seconds,
-        deep_share=deep_share,
-        host_pids=host_pids,
-    )
-    lines = logs.set_up(level=log_level.lower(), json_lines=not log_text)
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-    with serving.running(
-        settings, metrics_address=metrics_address, grpc_address=grpc_address, lines=lines, grace_seconds=grace_seconds
-    ) as ports:
-        logger.info("metrics on port %d, ResidencyService on port %d", ports.metrics, ports.grpc)
-        ended.wait()
-        logger.info("shutting down")
+    options = {
+        "map_pattern": map_pattern,
+        "proc": str(proc),
+        "cgroup_root": str(cgroup_root) if cgroup_root else None,
+        "floor_seconds": floor_seconds,
+        "deep_share": deep_share,
+        "host_pids": host_pids,
+        "metrics_address": metrics_address,
+        "grpc_address": grpc_address,
+        "log_level": log_level.lower(),
+        "log_text": log_text,
+        "grace_seconds": grace_seconds,
+    }
+    # The same process, without what only the command line needs.
+    os.execv(sys.executable, [sys.executable, "-m", SERVING_MODULE, json.dumps(options)])
 
 
 @app.command()

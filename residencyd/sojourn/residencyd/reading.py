@@ -76,7 +76,14 @@ def read_process(
     if not (memory.deep and memory.deep.covers(pieces, cold)) or memory.budget.allows(now):
         memory.deep = memory.budget.spend(
             lambda: look_deep(
-                stat.pid, pieces, cold, status=status, file_systems=shelved.file_systems, now=now, proc=proc
+                stat.pid,
+                pieces,
+                cold,
+                status=status,
+                file_systems=shelved.file_systems,
+                now=now,
+                proc=proc,
+                before=memory.deep,
             ),
             now,
         )
