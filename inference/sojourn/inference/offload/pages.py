@@ -27,9 +27,12 @@ from sojourn.residencyd.kernel.maps import Lookup
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-# What is on its way ahead of the computation, besides the module that runs. Enough to keep a disk of 3 GB/s busy over
-# a module of 10 ms; every byte of it is one that the prefix cannot have.
-READ_AHEAD_BYTES = 32 << 20
+# What is on its way ahead of the computation, besides the module that runs. Enough to keep a disk of 2 GB/s busy for
+# 6 ms; every byte of it is one that cannot be kept.
+READ_AHEAD_BYTES = 12 << 20
+
+# What the process has allocated is read behind every so many pieces.
+SAMPLED_PIECES = 8
 
 # Modules with less than this stay: a hook costs about as much as reading so little from the page cache.
 MIN_PIECE_BYTES = 256 << 10
@@ -81,10 +84,12 @@ class PassPlan:
     Attributes:
         kept_bytes: Stay in memory from pass to pass.
         streamed: Spans to give back after use, by index of the piece; empty for pieces that stay.
+        window_bytes: Left free for the streamed pieces that are in use or on their way.
     """
 
     kept_bytes: int
     streamed: tuple[tuple[Span, ...], ...]
+    window_bytes: int = 0
 
     @property
     def streamed_bytes(self) -> int:
@@ -97,36 +102,54 @@ def plan_pass(
     order: Sequence[int],
     *,
     room_bytes: int,
-    window_bytes: int,
+    read_ahead_bytes: int,
     policy: ResidentPolicy = ResidentPolicy.STRIDED,
 ) -> PassPlan:
     """Keeps as many bytes as leave room for the window; everything if everything fits.
 
-    Which bytes are kept makes no difference to how many are read. Leading keeps a prefix, so that all the reading
-    comes at the end of a pass; strided spreads the streamed ones evenly, so that the disk has the computation of the
-    kept ones to hide behind.
+    Leading keeps a prefix, so that all the reading comes at the end of a pass. Strided spreads the streamed pieces
+    evenly, so that the disk has the computation of the kept ones to hide behind; and it streams small ones rather than
+    large ones, since the window must hold the largest of them, at the cost of what is kept.
 
     Args:
         pieces: Spans of each piece.
-        order: Indices of the pieces in the order of their use; those that are missing stream.
+        order: Indices of the pieces in the order of their use; those that are missing stream first.
         room_bytes: What may be in memory of these pieces.
-        window_bytes: What must be free for pieces that are in use or on their way.
+        read_ahead_bytes: On its way besides the piece in use.
         policy: Which ones are kept.
     """
     sizes = [size_of(spans) for spans in pieces]
     total = sum(sizes)
     if total <= room_bytes:
         return PassPlan(kept_bytes=total, streamed=((),) * len(pieces))
-    excess = total - max(0, room_bytes - window_bytes)
     used = list(dict.fromkeys(order))
-    unused = [i for i in range(len(pieces)) if i not in used]
+    unused = [i for i in range(len(pieces)) if i not in set(used)]
+    largest, excess = _cut_off(sizes, room_bytes - read_ahead_bytes, policy)
+    eligible = [i for i in used if sizes[i] <= largest]
     streamed: list[tuple[Span, ...]] = [()] * len(pieces)
-    for index in [*unused, *_victims(used, sizes, excess, policy)]:
-        if excess <= 0:
+    left = excess
+    for index in [*unused, *_victims(eligible, sizes, excess, policy), *used]:
+        if left <= 0:
             break
-        kept, streamed[index] = divided(pieces[index], sizes[index] - excess)
-        excess -= sizes[index] - size_of(kept)
-    return PassPlan(kept_bytes=total - sum(map(size_of, streamed)), streamed=tuple(streamed))
+        if not streamed[index]:
+            kept, streamed[index] = divided(pieces[index], sizes[index] - left)
+            left -= sizes[index] - size_of(kept)
+    return PassPlan(
+        kept_bytes=total - sum(map(size_of, streamed)),
+        streamed=tuple(streamed),
+        window_bytes=read_ahead_bytes + largest,
+    )
+
+
+def _cut_off(sizes: Sequence[int], room_bytes: int, policy: ResidentPolicy) -> tuple[int, int]:
+    """The largest piece that may stream, and how many bytes then have to: the fewest bytes that suffice."""
+    total = sum(sizes)
+    if policy is ResidentPolicy.STRIDED:
+        for largest in sorted(set(sizes)):
+            excess = total - max(0, room_bytes - largest)
+            if excess <= sum(size for size in sizes if size <= largest):
+                return largest, excess
+    return max(sizes), total - max(0, room_bytes - max(sizes))
 
 
 def _victims(order: Sequence[int], sizes: Sequence[int], excess_bytes: int, policy: ResidentPolicy) -> Iterator[int]:
@@ -199,7 +222,6 @@ class PageWindow:
         self._ahead: dict[int, Job] = {}
         self._given_back: list[Span] = []
         self._peak_bytes = 0
-        self._largest_bytes = max((piece.size_bytes for piece in self.pieces), default=0)
 
     # The life of a pass
 
@@ -224,7 +246,7 @@ class PageWindow:
             [piece.spans for piece in self.pieces],
             self.order.known,
             room_bytes=room.for_weights(coming_bytes=coming_bytes) - self._fixed_bytes,
-            window_bytes=self._largest_bytes + self._read_ahead_bytes,
+            read_ahead_bytes=self._read_ahead_bytes,
             policy=self._policy,
         )
         self._peak_bytes = 0
@@ -246,7 +268,8 @@ class PageWindow:
 
     def leave(self, index: int) -> None:
         """A module has computed: what streams of it goes."""
-        self._peak_bytes = max(self._peak_bytes, self._anonymous())
+        if index % SAMPLED_PIECES == 0:
+            self._peak_bytes = max(self._peak_bytes, self._anonymous())
         self._give_back(index)
 
     def _read_on(self) -> None:

@@ -16,9 +16,8 @@ from sojourn.residencyd.kernel.pages import PageTable
 from sojourn.residencyd.kernel.process import PROC, read_status
 from sojourn.residencyd.kernel.syscalls import PAGE_BYTES, read_bytes
 
-# Left free besides everything that is measured: page tables, the kernel's per-CPU batches of charges, read-ahead that
-# is on its way. Half of it was too little for a cap of 2000 MiB on two CPUs.
-SLACK_BYTES = 16 << 20
+# Left free besides everything that is measured: page tables, the kernel's per-CPU batches of charges.
+SLACK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
