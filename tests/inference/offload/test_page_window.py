@@ -1,7 +1,6 @@
 """What stays, what streams, and in which order the kernel is told."""
 
 import itertools
-from itertools import cycle
 from pathlib import Path
 
 import torch
@@ -92,6 +91,7 @@ class Memory:
         self.room_pages = room_pages
         self.gone = set()
         self.fails = False
+        self.resident_bytes = 1 << 40
 
     def say(self, word):
         def act(address, length):
@@ -105,9 +105,8 @@ class Memory:
     def room(self, spans):
         if self.fails:
             raise OSError("no such file")
-        return Room(
-            available_bytes=self.room_pages * PAGE + SLACK_BYTES, other_file_bytes=0, resident_bytes=0, limited=True
-        )
+        available = self.room_pages * PAGE + SLACK_BYTES
+        return Room(available_bytes=available, other_file_bytes=0, resident_bytes=self.resident_bytes, limited=True)
 
     def resident(self, spans):
         return sum(span.size_bytes for span in spans if (span.start, span.size_bytes) not in self.gone)
@@ -160,6 +159,25 @@ def test_nothing_is_said_and_no_module_is_hooked_while_everything_fits():
     assert run() == [("use", i) for i in range(6)]
     assert not window.pieces[0].module._forward_pre_hooks
     assert told.page_outs == []
+
+
+def test_a_cold_start_reads_everything_ahead_and_gives_back_what_streams():
+    run, memory, _, window = chain(room_pages=60)
+    memory.resident_bytes = 0
+    events = run()
+    assert [index for word, index in events if word == "in"] == [0, 1, 2, 3, 4, 5, 0]
+    assert not any(word == "out" for word, _ in events)
+    memory.resident_bytes = 60 * PAGE
+    run()
+    assert not window.pieces[0].module._forward_pre_hooks
+
+
+def test_what_streams_from_now_on_goes_at_once():
+    run, memory, _, _ = chain(room_pages=60)
+    run()
+    memory.room_pages = 40
+    events = run()
+    assert {index for word, index in events if word == "out"} >= {2, 3, 4, 5}
 
 
 def test_what_streams_is_brought_in_before_and_given_back_behind_its_use():
@@ -237,10 +255,12 @@ def test_an_unreadable_room_leaves_the_kernel_alone_is_warned_of_once_and_counte
 
 
 def test_what_a_pass_allocates_is_left_free_in_the_next():
-    levels = cycle([0, 8 * PAGE])  # at the begin of a pass, and behind its first piece
-    run, _, _, window = chain(room_pages=50, anonymous=lambda: next(levels))
+    taken = []
+    run, _, _, window = chain(room_pages=50, anonymous=lambda: 8 * PAGE if taken else 0)
+    window.pieces[3].module.register_forward_hook(lambda *_: taken.append(True))
     run()
     assert window.plan.kept_bytes == 30 * PAGE
+    taken.clear()
     run()
     assert window.plan.kept_bytes == 22 * PAGE
 

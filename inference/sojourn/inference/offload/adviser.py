@@ -14,6 +14,17 @@ from sojourn.residencyd.kernel import advice
 from sojourn.residencyd.kernel.advice import Advised
 
 
+def bring_in(address: int, length_bytes: int) -> Advised:
+    """Reads a range and maps it, and not a page more.
+
+    Populating alone reads through page faults, and they read ahead: by up to 8 MiB where the device is set so, into
+    weights that were given back a moment ago or are not due yet. WILLNEED before it reads exactly the range, in large
+    pieces, all of them under way at once; populating then waits for them and maps them.
+    """
+    advice.will_need(address, length_bytes)
+    return advice.populate_read(address, length_bytes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PageAdvice:
     """The kernel calls; tests put their own in.
@@ -25,7 +36,7 @@ class PageAdvice:
         will_need: Starts reading a range.
     """
 
-    populate: Callable[[int, int], Advised] = advice.populate_read
+    populate: Callable[[int, int], Advised] = bring_in
     page_out: Callable[[int, int], Advised] = advice.page_out
     cold: Callable[[int, int], Advised] = advice.cold
     will_need: Callable[[int, int], Advised] = advice.will_need

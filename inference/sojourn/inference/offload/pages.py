@@ -19,7 +19,7 @@ from sojourn.inference.offload.mapped import mapped_spans
 from sojourn.inference.offload.observer import Fallback, Observer, silent
 from sojourn.inference.offload.order import CallOrder
 from sojourn.inference.offload.passes import hook_passes
-from sojourn.inference.offload.room import Room
+from sojourn.inference.offload.room import SLACK_BYTES, Room
 from sojourn.inference.offload.settings import ResidentPolicy
 from sojourn.inference.offload.spans import Span, divided, merged, size_of, whole_pages, without
 from sojourn.residencyd.kernel.errors import KernelError
@@ -28,11 +28,11 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 # What is on its way ahead of the computation, besides the module that runs. Enough to keep a disk of 2 GB/s busy for
-# 6 ms; every byte of it is one that cannot be kept.
-READ_AHEAD_BYTES = 12 << 20
+# 3 ms; every byte of it is one that cannot be kept.
+READ_AHEAD_BYTES = 6 << 20
 
-# What the process has allocated is read behind every so many pieces.
-SAMPLED_PIECES = 8
+# A pass that finds less than this of what it keeps in memory reads all of it ahead: after a start, or a cap that rose.
+COLD_SHARE = 0.9
 
 # Modules with less than this stay: a hook costs about as much as reading so little from the page cache.
 MIN_PIECE_BYTES = 256 << 10
@@ -208,6 +208,7 @@ class PageWindow:
         self.order = CallOrder.of(len(self.pieces))
         self.spans = merged(span for piece in self.pieces for span in piece.spans)
         self.plan = PassPlan(kept_bytes=size_of(self.spans), streamed=((),) * len(self.pieces))
+        self.room_bytes = size_of(self.spans)
         self._room = room
         self._adviser = adviser
         self._resident = resident
@@ -222,6 +223,7 @@ class PageWindow:
         self._ahead: dict[int, Job] = {}
         self._given_back: list[Span] = []
         self._peak_bytes = 0
+        self._cold = False
 
     # The life of a pass
 
@@ -229,6 +231,11 @@ class PageWindow:
     def streams(self) -> bool:
         """Whether this pass gives anything back."""
         return self.plan.streamed_bytes > 0
+
+    @property
+    def acts(self) -> bool:
+        """Whether this pass gives any advice."""
+        return self.streams or self._cold
 
     def begin_pass(self) -> None:
         """Measures the room and decides what this pass keeps."""
@@ -242,15 +249,28 @@ class PageWindow:
             self._fell_back(f"the room cannot be measured: {error}")
             return
         coming_bytes = max(0, self._peak_bytes - self._anonymous())
-        self.plan = plan_pass(
-            [piece.spans for piece in self.pieces],
-            self.order.known,
-            room_bytes=room.for_weights(coming_bytes=coming_bytes) - self._fixed_bytes,
-            read_ahead_bytes=self._read_ahead_bytes,
-            policy=self._policy,
+        self.room_bytes = room.for_weights(coming_bytes=coming_bytes) - self._fixed_bytes
+        before, self.plan = (
+            self.plan,
+            plan_pass(
+                [piece.spans for piece in self.pieces],
+                self.order.known,
+                room_bytes=self.room_bytes - SLACK_BYTES,
+                read_ahead_bytes=self._read_ahead_bytes,
+                policy=self._policy,
+            ),
         )
+        self._cold = room.resident_bytes < COLD_SHARE * self.plan.kept_bytes
         self._peak_bytes = 0
+        if before.streamed != self.plan.streamed:
+            self._give_back_what_stayed(before)
         self._read_on()
+
+    def _steady(self, new: PassPlan) -> PassPlan:
+        """The plan so far while it fits and the new one keeps little more: each change reads what it exchanges."""
+        old = self.plan
+        fits = old.kept_bytes + old.window_bytes <= self.room_bytes
+        return old if old.streamed_bytes and fits and new.kept_bytes - old.kept_bytes <= 2 * SLACK_BYTES else new
 
     def end_pass(self) -> None:
         """The component's forward has ended well: its calls are known now."""
@@ -268,8 +288,6 @@ class PageWindow:
 
     def leave(self, index: int) -> None:
         """A module has computed: what streams of it goes."""
-        if index % SAMPLED_PIECES == 0:
-            self._peak_bytes = max(self._peak_bytes, self._anonymous())
         self._give_back(index)
 
     def _read_on(self) -> None:
@@ -280,23 +298,44 @@ class PageWindow:
             self._give_back(index)
         for index in wanted:
             if index not in self._ahead:
-                self._ahead[index] = self._adviser.submit(self._advice.populate, self.plan.streamed[index])
+                self._ahead[index] = self._adviser.submit(self._populate, self._fetched(index))
+
+    def _fetched(self, index: int) -> tuple[Span, ...]:
+        """What has to be brought in of a piece: what streams, and all of it while little of what is kept is there."""
+        return self.pieces[index].spans if self._cold else self.plan.streamed[index]
 
     def _next_streamed(self) -> Iterator[int]:
         """The next streamed pieces, one at least, and no more than the read-ahead holds."""
-        if not self.streams:
+        if not self.acts:
             return
         left = self._read_ahead_bytes
         for index in self.order.ahead():
-            if size := size_of(self.plan.streamed[index]):
+            if size := size_of(self._fetched(index)):
                 if size > left < self._read_ahead_bytes:
                     return
                 yield index
                 left -= size
 
+    def _give_back_what_stayed(self, before: PassPlan) -> None:
+        """What streams now and did not before may still be in memory, in the place of what is to be kept."""
+        for index, spans in enumerate(self.plan.streamed):
+            if index not in self._ahead and (new := without(spans, before.streamed[index])):
+                self._adviser.submit(self._page_out, new)
+
+    # On the adviser's thread, where a look at what the computation has allocated just now costs it nothing: within an
+    # operation that is more than between two (a matrix product packs its weights first).
+
+    def _populate(self, address: int, length: int) -> None:
+        self._peak_bytes = max(self._peak_bytes, self._anonymous())
+        self._advice.populate(address, length)
+
+    def _page_out(self, address: int, length: int) -> None:
+        self._peak_bytes = max(self._peak_bytes, self._anonymous())
+        self._advice.page_out(address, length)
+
     def _give_back(self, index: int) -> None:
         if spans := self.plan.streamed[index]:
-            self._adviser.submit(self._advice.page_out, spans)
+            self._adviser.submit(self._page_out, spans)
             self._given_back.extend(spans)
 
     def _account(self) -> None:
@@ -337,9 +376,9 @@ def hook_pages(
     def begin() -> None:
         check()
         window.begin_pass()
-        if window.streams and not handles:
+        if window.acts and not handles:
             handles.extend(_hook_pieces(window))
-        elif not window.streams:
+        elif not window.acts:
             detach()
 
     def end(well: bool) -> None:

@@ -38,7 +38,7 @@ class Room:
 
     def for_weights(self, *, coming_bytes: int) -> int:
         """Bytes of weights that may stay while `coming_bytes` more are allocated for other things."""
-        return max(0, self.available_bytes - self.other_file_bytes - coming_bytes - SLACK_BYTES)
+        return max(0, self.available_bytes - self.other_file_bytes - coming_bytes)
 
 
 def other_file_bytes(*, mapped_bytes: int, process_file_bytes: int, resident_bytes: int) -> int:
@@ -90,7 +90,7 @@ class RoomReader:
             return sum(pages.count(start, end).file_bytes for start, end in spans)
 
     def anonymous_bytes(self) -> int:
-        """Resident memory of the process that is not file pages, cheaply (about 10 µs)."""
+        """Resident memory of the process that is not file pages, cheaply."""
         fields = read_bytes(self._proc / str(self._pid) / "statm").split()
         return (int(fields[1]) - int(fields[2])) * PAGE_BYTES
 
