@@ -6,24 +6,33 @@ import zlib
 import pytest
 import torch
 from sojourn.inference.errors import DoesNotFit
+from sojourn.inference.families.table import family_of
 from sojourn.inference.loading.components import build_component
 from sojourn.inference.loading.folder import read_folder
 from sojourn.inference.offload import assemble
 from sojourn.inference.offload.install import Devices, install
 from sojourn.inference.offload.memory_plan import Machine
 from sojourn.inference.offload.observer import Silent
+from sojourn.inference.offload.options import OffloadOptions
 from sojourn.inference.offload.pinning import RecordingPinDriver
-from sojourn.inference.offload.planning import OffloadOptions, plan_model
+from sojourn.inference.offload.planning import plan_model
 from sojourn.inference.offload.settings import Mode, OffloadSettings, ResidentPolicy
 from sojourn.inference.offload.streams import RecordingStreams
 from sojourn.inference.pipeline import DeviceChoice, load_pipeline
 from sojourn.inference.pipeline.pipeline import Pipeline
+from sojourn.inference.pipeline.workflow import served_stages
 from sojourn.inference.telemetry import Telemetry
 from sojourn.v1 import inference_pb2, residency_pb2
 
 from tests.inference.offload.toys import Reads
 
 GIB = 1 << 30
+
+
+def stages_of(folder):
+    return served_stages(family_of(folder), folder.components)
+
+
 ALL = ("text_encoder", "transformer", "transformer_ref", "vae", "audio_vae")
 
 
@@ -82,7 +91,9 @@ def on_a_device(folder_path, mode, tiny, *, observer=None, component_map=None, *
     """A pipeline whose device is a recording one in host memory."""
     folder = read_folder(folder_path)
     asked = options(mode, component_map=component_map, **rest)
-    plan = plan_model(folder, Machine(device_bytes=8 * GIB, host_bytes=64 * GIB), asked, dtype=torch.bfloat16)
+    plan = plan_model(
+        folder, stages_of(folder), Machine(device_bytes=8 * GIB, host_bytes=64 * GIB), asked, dtype=torch.bfloat16
+    )
     cpu = torch.device("cpu")
     components = {
         name: build_component(part, dtype=torch.bfloat16, device=cpu) for name, part in folder.components.items()

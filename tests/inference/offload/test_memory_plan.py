@@ -9,18 +9,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from sojourn.inference.errors import DoesNotFit, Unsupported
+from sojourn.inference.families.table import family_of
 from sojourn.inference.loading.components import build_component
 from sojourn.inference.loading.folder import read_folder
 from sojourn.inference.offload.activations import MEASURED_BYTES, RUNTIME_BYTES, Workload, activation_bytes
 from sojourn.inference.offload.headers import Bytes, ComponentWeights, model_weights
 from sojourn.inference.offload.hosting import HostTier
 from sojourn.inference.offload.memory_plan import CacheSize, Demand, Machine, plan_memory
+from sojourn.inference.offload.options import OffloadOptions, parse_size
 from sojourn.inference.offload.plan_report import as_json, as_table, tell
-from sojourn.inference.offload.planning import OffloadOptions, parse_size, plan_model
+from sojourn.inference.offload.planning import plan_model
 from sojourn.inference.offload.settings import Mode, OffloadSettings, ResidentPolicy
+from sojourn.inference.pipeline.workflow import served_stages
 from sojourn.inference.telemetry import Telemetry
 
 GIB = 1 << 30
+
+
+def stages_of(folder):
+    return served_stages(family_of(folder), folder.components)
+
+
 SMALL = Workload(pixels=1, frames=1)
 
 
@@ -197,7 +206,7 @@ def test_headers_tell_what_loading_then_makes(tiny_folder):
 def test_a_folder_is_planned_without_loading_it(tiny_folder):
     folder = read_folder(tiny_folder)
     machine = Machine(device_bytes=None, host_bytes=8 * GIB)
-    result = plan_model(folder, machine, OffloadOptions(), dtype=torch.bfloat16)
+    result = plan_model(folder, stages_of(folder), machine, OffloadOptions(), dtype=torch.bfloat16)
     assert result.fits
     assert {p.name for p in result.components} == {"text_encoder", "transformer", "transformer_ref", "vae", "audio_vae"}
     transformer = next(p for p in result.components if p.name == "transformer")
@@ -209,8 +218,9 @@ def test_a_folder_is_planned_without_loading_it(tiny_folder):
 def test_an_option_for_a_component_that_is_not_there_is_refused_by_name(tiny_folder, option):
     options = OffloadOptions(**{option: {"transfromer": OffloadSettings() if option == "settings" else CacheSize()}})
     machine = Machine(device_bytes=None, host_bytes=8 * GIB)
+    folder = read_folder(tiny_folder)
     with pytest.raises(Unsupported, match="no component 'transfromer'"):
-        plan_model(read_folder(tiny_folder), machine, options, dtype=torch.bfloat16)
+        plan_model(folder, stages_of(folder), machine, options, dtype=torch.bfloat16)
 
 
 def test_the_table_and_the_json_say_the_same():

@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sojourn.inference.offload.settings import (
+    Mode,
     OffloadSettings,
     ResidentPolicy,
+    parse_settings,
     prefetch_layers,
     resident_layers,
     streamed_layers,
@@ -52,3 +54,19 @@ def test_both_policies_stream_exactly_the_rest(layers, policy, data):
 def test_a_number_that_is_none_is_refused_by_name(field, value):
     with pytest.raises(ValueError, match=f"offload {field} is"):
         OffloadSettings(**{field: value})
+
+
+def test_settings_are_read_by_component():
+    found = parse_settings(["transformer=layerwise,prefetch=2,resident=0.5,policy=strided", "vae=component"])
+    assert found["transformer"] == OffloadSettings(
+        mode=Mode.LAYERWISE, prefetch=2, resident=0.5, policy=ResidentPolicy.STRIDED
+    )
+    assert found["vae"] == OffloadSettings(mode=Mode.COMPONENT)
+
+
+@pytest.mark.parametrize(
+    "texts", [["transformer"], ["=layerwise"], ["a=slow"], ["a=auto,b=1"], ["a=auto", "a=auto"], ["a=auto,prefetch=x"]]
+)
+def test_what_is_no_setting_is_refused(texts):
+    with pytest.raises(ValueError):  # noqa: PT011 - whichever word is wrong, it is named
+        parse_settings(texts)

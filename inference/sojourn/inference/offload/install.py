@@ -14,9 +14,10 @@ from sojourn.inference.offload.budget import HostMemory, PinLedger
 from sojourn.inference.offload.lifecycle import LifeCycle, Situation
 from sojourn.inference.offload.memory_plan import MemoryPlan
 from sojourn.inference.offload.observer import Observer, silent
+from sojourn.inference.offload.options import OffloadOptions
 from sojourn.inference.offload.pinning import CudaPinDriver, PinDriver
 from sojourn.inference.offload.plan_report import tell
-from sojourn.inference.offload.planning import OffloadOptions, shares_host_memory
+from sojourn.inference.offload.planning import shares_host_memory
 from sojourn.inference.offload.room import RoomReader
 from sojourn.inference.offload.settings import Mode, OffloadSettings
 from sojourn.inference.offload.strategies import Copied, Resident, Strategy

@@ -1,74 +1,37 @@
 """From a model folder and a machine to a memory plan: what `sojourn plan` shows and `sojourn serve` follows."""
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from sojourn.inference.adaln.saving import saving_of
 from sojourn.inference.adaln.settings import Mode as PlanCacheMode
 from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.errors import Unsupported
-from sojourn.inference.families.family import Family
-from sojourn.inference.families.table import family_of
 from sojourn.inference.loading.folder import ModelFolder
 from sojourn.inference.offload.activations import Workload
 from sojourn.inference.offload.headers import model_weights
 from sojourn.inference.offload.memory_plan import CacheSize, Demand, Machine, MemoryPlan, plan_memory
+from sojourn.inference.offload.options import OffloadOptions
 from sojourn.inference.offload.room import RoomReader
-from sojourn.inference.offload.settings import OffloadSettings
-from sojourn.inference.pipeline.workflow import stage_components, workflow_leaves
-
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30,
-          "Ti": 1 << 40}  # fmt: skip
+from sojourn.inference.watch import Stage
 
 # As safetensors spells torch's dtypes.
 _PRECISIONS = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
-# What the denoising loop does a request where nobody says: the stock pipeline's 50 points are 49 evaluations.
-DEFAULT_STEPS = 49
+
+# A stage and the components that it uses.
+StageUse = tuple[Stage, frozenset[str]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class OffloadOptions:
-    """What an installation asks of offload.
-
-    Attributes:
-        device_memory_bytes: What the model may take of the device; None for what is free.
-        host_memory_bytes: What it may take of the host; None for what is available.
-        settings: By component name; those that are missing are `auto`.
-        caches: Plan caches by component name; those that are missing have none.
-        workload: The largest request; None for the model's own largest canvas.
-        steps: Evaluations of the transformer that a request makes.
-        component_map: Where to publish the component map; None to publish none.
-    """
-
-    device_memory_bytes: int | None = None
-    host_memory_bytes: int | None = None
-    settings: Mapping[str, OffloadSettings] = field(default_factory=dict)
-    caches: Mapping[str, CacheSize] = field(default_factory=dict)
-    workload: Workload | None = None
-    steps: int = DEFAULT_STEPS
-    component_map: str | None = None
-
-
-def parse_size(text: str) -> int:
-    """A quantity as Kubernetes writes it: "24Gi", "500M", "1.5Ti", "4096".
-
-    Raises:
-        ValueError: It is none.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(k|M|G|T|Ki|Mi|Gi|Ti)?", text.strip())
-    if not found:
-        raise ValueError(f"{text!r} is no size; write bytes, or a number with one of k, M, G, T, Ki, Mi, Gi, Ti")
-    return int(float(found[1]) * _UNITS[found[2] or ""])
-
-
-def plan_model(folder: ModelFolder, machine: Machine, options: OffloadOptions, *, dtype: torch.dtype) -> MemoryPlan:
+def plan_model(
+    folder: ModelFolder, stages: Sequence[StageUse], machine: Machine, options: OffloadOptions, *, dtype: torch.dtype
+) -> MemoryPlan:
     """Plans a model from its headers alone.
 
     Args:
         folder: Its files.
+        stages: Of every workflow that is served, in order.
         machine: What there is.
         options: What the installation asks for.
         dtype: Of the computation.
@@ -83,7 +46,7 @@ def plan_model(folder: ModelFolder, machine: Machine, options: OffloadOptions, *
             raise Unsupported(f"there is no component {name!r} to offload; the model has {', '.join(sorted(names))}")
     demand = Demand(
         weights=weights,
-        stages=_all_stages(family_of(folder), folder, names),
+        stages=_named(stages, names),
         settings=options.settings,
         caches=options.caches,
         uses={name: options.steps for name in names if name.startswith("transformer")},
@@ -105,15 +68,9 @@ def with_plan_caches(options: OffloadOptions, folder: ModelFolder, settings: Pla
     return replace(options, caches=caches)
 
 
-def _all_stages(family: Family, folder: ModelFolder, names: set[str]) -> list[tuple[str, frozenset[str]]]:
-    """The stages of every workflow that the folder can serve; equal ones once."""
-    found: dict[tuple[str, frozenset[str]], None] = {}
-    for workflow in family.media:
-        stages = stage_components(workflow_leaves(family, workflow), family.stages)
-        if all(component in folder.components for _, used in stages for component in used):
-            for stage, used in stages:
-                if weighty := frozenset(used & names):
-                    found[stage.value, weighty] = None
+def _named(stages: Sequence[StageUse], names: set[str]) -> list[tuple[str, frozenset[str]]]:
+    """The stages by name, each distinct use once; where a stage has several, its components tell them apart."""
+    found = list(dict.fromkeys((stage.value, used & names) for stage, used in stages if used & names))
     alike = [stage for stage, _ in found]
     return [
         (stage if alike.count(stage) == 1 else f"{stage} ({', '.join(sorted(used))})", used) for stage, used in found

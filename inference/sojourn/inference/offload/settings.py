@@ -1,5 +1,6 @@
 """What an installation may ask of offload, and how its numbers become layers."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -45,6 +46,31 @@ class OffloadSettings:
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise ValueError(f"offload {name} is {value}: give a share from 0 to 1, or a number of layers")
+
+
+def parse_settings(texts: Iterable[str]) -> Mapping[str, OffloadSettings]:
+    """Settings by component, each written "transformer=layerwise,prefetch=2,resident=0.5,policy=strided".
+
+    Raises:
+        ValueError: One is not of that form, or a component comes twice.
+    """
+    found: dict[str, OffloadSettings] = {}
+    for text in texts:
+        name, _, rest = text.partition("=")
+        mode, *others = rest.split(",")
+        fields = dict(other.partition("=")[::2] for other in others)
+        if not name or name in found or not fields.keys() <= {"prefetch", "resident", "policy"}:
+            raise ValueError(
+                f"{text!r} is no offload setting; write each component once, as "
+                "COMPONENT=MODE[,prefetch=N][,resident=N][,policy=leading|strided]"
+            )
+        found[name] = OffloadSettings(
+            mode=Mode(mode),
+            prefetch=float(fields.get("prefetch", 0)),
+            resident=float(fields.get("resident", 0)),
+            policy=ResidentPolicy(fields.get("policy", ResidentPolicy.LEADING)),
+        )
+    return found
 
 
 def prefetch_layers(value: float, layers: int) -> int:
