@@ -27,9 +27,9 @@ from sojourn.residencyd.kernel.maps import Lookup
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-# What is on its way ahead of the computation, besides the module that runs. Enough to keep a disk of 2 GB/s busy for
-# 3 ms; every byte of it is one that cannot be kept.
-READ_AHEAD_BYTES = 6 << 20
+# What is on its way ahead of the computation, besides the module that runs; one module in any case. Every byte of it is
+# one that cannot be kept, and a disk is kept busy by one module of a few MiB on its way.
+READ_AHEAD_BYTES = 4 << 20
 
 # A pass that finds less than this of what it keeps in memory reads all of it ahead: after a start, or a cap that rose.
 COLD_SHARE = 0.9
@@ -269,7 +269,7 @@ class PageWindow:
     def _steady(self, new: PassPlan) -> PassPlan:
         """The plan so far while it fits and the new one keeps little more: each change reads what it exchanges."""
         old = self.plan
-        fits = old.kept_bytes + old.window_bytes <= self.room_bytes
+        fits = old.kept_bytes + old.window_bytes + SLACK_BYTES // 2 <= self.room_bytes
         return old if old.streamed_bytes and fits and new.kept_bytes - old.kept_bytes <= 2 * SLACK_BYTES else new
 
     def end_pass(self) -> None:

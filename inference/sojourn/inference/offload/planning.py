@@ -9,7 +9,7 @@ from sojourn.inference.adaln.settings import Mode as PlanCacheMode
 from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.errors import Unsupported
 from sojourn.inference.loading.folder import ModelFolder
-from sojourn.inference.offload.activations import Workload
+from sojourn.inference.offload.activations import RUNTIME_BYTES, Workload
 from sojourn.inference.offload.headers import model_weights
 from sojourn.inference.offload.memory_plan import CacheSize, Demand, Machine, MemoryPlan, plan_memory
 from sojourn.inference.offload.options import OffloadOptions
@@ -92,7 +92,8 @@ def this_machine(device: torch.device, options: OffloadOptions, *, reader: RoomR
     """
     host_bytes = options.host_memory_bytes
     if host_bytes is None:
-        host_bytes = reader.read(()).available_bytes
+        # The plan counts the runtime as needed, and what this process has of it already is no longer available.
+        host_bytes = reader.read(()).available_bytes + min(RUNTIME_BYTES, reader.anonymous_bytes())
     if device.type != "cuda" or shares_host_memory(device):
         return Machine(device_bytes=None, host_bytes=host_bytes, shared_device=device.type == "cuda")
     free_bytes, _ = torch.cuda.mem_get_info(device)
