@@ -18,7 +18,7 @@ def scenario(without: str | None, monkeypatch: pytest.MonkeyPatch) -> RaceDetect
     detector = RaceDetector()
     rig = make_rig(plans=1, pages=4, streams=FakeStreams(detector, frozenset({without} if without else ())))
     slab, host = rig.cache.slab, rig.cache.host
-    detector.watch(slab.lengths, *slab.rows.values(), *host._buffers.values())
+    detector.watch(slab.lengths, *slab.rows.values(), *host.rows.values())
     with Recording(detector):
         rig.build([0.1])
         forward(rig, 0.1)
@@ -40,8 +40,8 @@ def look_at_pages(rig: Rig, detector: RaceDetector, value: float) -> None:
     """The host believes that a stored plan's pages hold its rows."""
     detector.current = HOST
     for page in rig.cache.host.pages(plan(value).key):
-        for row in page.values():
-            row.clone()
+        for rows in rig.cache.host.rows.values():
+            rows[page].clone()
     detector.current = COMPUTE
 
 

@@ -16,7 +16,7 @@ from sojourn.inference.adaln.refusals import ModelReason, ModelRefused
 from sojourn.inference.adaln.replace import check_model, projections_of, replace_projections
 from sojourn.inference.adaln.settings import Mode, PlanCacheSettings
 from sojourn.inference.adaln.table import Table
-from sojourn.inference.adaln.weights import MappedWeights
+from sojourn.inference.adaln.weights import WeightFiles
 from sojourn.inference.adaln.worth import check_worth
 from sojourn.inference.families.projections import PROJECTIONS
 from sojourn.inference.loading.components import Component, LeaveOut
@@ -104,7 +104,7 @@ class PlanCaches:
             ranks=self.ranks,
         )
         for name, (family, table) in self._tables.items():
-            weights = MappedWeights(components[name].files)
+            weights = WeightFiles([mapped.file for mapped in components[name].files])
             model = components[name].value
             part = Replaced(name=name, transformer=model, family=family, table=table, weights=weights)
             self.transformers[name] = open_transformer(part, self.settings, place, self.observer)

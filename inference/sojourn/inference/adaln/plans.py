@@ -38,8 +38,8 @@ class Plan:
         """
         if rows < 1:
             raise ValueError(f"a plan has at least one row, not {rows}")
-        frozen = {name: value.detach().clone() for name, value in inputs.items()}
-        on_host = {name: value.cpu().contiguous() for name, value in frozen.items()}
+        frozen = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in inputs.items()}
+        on_host = {name: value.cpu() for name, value in frozen.items()}
         _refuse_nonfinite(on_host)
         bits = {name: _bits(value) for name, value in on_host.items()}
         key = _key(on_host, bits, rows)

@@ -80,6 +80,10 @@ class Slab:
         """
         return self._outputs[name][:, :length].index_select(0, slot)[0]
 
-    def pages(self, slot: int, length: int) -> list[dict[torch.dtype, torch.Tensor]]:
-        """Views of a slot's flat rows, one by one: what a page of the host tier holds."""
-        return [{dtype: rows[slot, row] for dtype, rows in self.rows.items()} for row in range(length)]
+    def flat(self) -> dict[torch.dtype, torch.Tensor]:
+        """All rows one behind the other, [P · W, R] by dtype; row i of a slot is number slot · W + i."""
+        return {dtype: rows.view(-1, rows.shape[-1]) for dtype, rows in self.rows.items()}
+
+    def first_row(self, slot: int) -> int:
+        """The number among all rows of a slot's first one."""
+        return slot * self.width
