@@ -3,13 +3,15 @@
 import itertools
 from pathlib import Path
 
+import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sojourn.inference.offload import pages as pages_module
 from sojourn.inference.offload.adviser import Adviser, PageAdvice
 from sojourn.inference.offload.observer import Fallback, Silent
-from sojourn.inference.offload.pages import PageWindow, Piece, hook_pages, plan_pass
-from sojourn.inference.offload.room import SLACK_BYTES, Room, room_of
+from sojourn.inference.offload.pages import FIRST_PASS_BYTES, PageWindow, Piece, hook_pages, plan_pass
+from sojourn.inference.offload.room import Room, room_of
 from sojourn.inference.offload.settings import ResidentPolicy
 from sojourn.inference.offload.spans import Span, size_of
 from sojourn.residencyd.kernel.advice import Advice, Advised
@@ -17,6 +19,12 @@ from sojourn.residencyd.kernel.cgroups import Group
 from torch import nn
 
 PAGE = 4096
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch):
+    """Without slack every page of the room counts."""
+    monkeypatch.setattr(pages_module, "SLACK_BYTES", 0)
 
 
 def pieces_of(pages):
@@ -28,6 +36,7 @@ def pieces_of(pages):
     return spans
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     pages=st.lists(st.integers(1, 40), min_size=1, max_size=30),
     room=st.integers(0, 1300),
@@ -105,8 +114,9 @@ class Memory:
     def room(self, spans):
         if self.fails:
             raise OSError("no such file")
-        available = self.room_pages * PAGE + SLACK_BYTES
-        return Room(available_bytes=available, other_file_bytes=0, resident_bytes=self.resident_bytes, limited=True)
+        return Room(
+            available_bytes=self.room_pages * PAGE, other_file_bytes=0, resident_bytes=self.resident_bytes, limited=True
+        )
 
     def resident(self, spans):
         return sum(span.size_bytes for span in spans if (span.start, span.size_bytes) not in self.gone)
@@ -142,6 +152,7 @@ def chain(count=6, *, room_pages, ahead_pages=10, order=None, **rest):
         observer=told,
         **rest,
     )
+    window._passed = True  # but for the test of the first pass
     hook_pages(model, model.parts, window, check=lambda: None)
 
     def run():
@@ -159,6 +170,15 @@ def test_nothing_is_said_and_no_module_is_hooked_while_everything_fits():
     assert run() == [("use", i) for i in range(6)]
     assert not window.pieces[0].module._forward_pre_hooks
     assert told.page_outs == []
+
+
+def test_the_first_pass_leaves_room_for_what_it_may_allocate():
+    run, _memory, _, window = chain(room_pages=FIRST_PASS_BYTES // PAGE + 40)
+    window._passed = False
+    run()
+    assert window.plan.kept_bytes == 20 * PAGE
+    run()
+    assert window.plan.streamed_bytes == 0
 
 
 def test_a_cold_start_reads_everything_ahead_and_gives_back_what_streams():
@@ -215,6 +235,25 @@ def test_a_shrinking_room_shrinks_what_is_kept_within_a_pass():
     run()
     assert window.plan.streamed_bytes == 0
     assert not window.pieces[0].module._forward_pre_hooks
+
+
+def test_a_plan_that_fits_is_not_exchanged_for_one_that_keeps_little_more(monkeypatch):
+    monkeypatch.setattr(pages_module, "SLACK_BYTES", 4 * PAGE)
+    run, memory, _, window = chain(room_pages=44)
+    run()
+    run()
+    plan = window.plan
+    assert plan.kept_bytes == 20 * PAGE
+    for within_the_slack in (42, 52):
+        memory.room_pages = within_the_slack
+        run()
+        assert window.plan is plan
+    memory.room_pages = 53
+    run()
+    assert window.plan.kept_bytes == 29 * PAGE
+    memory.room_pages = 50
+    run()
+    assert window.plan.kept_bytes == 26 * PAGE
 
 
 def test_what_is_given_back_is_verified():

@@ -31,8 +31,8 @@ from torch.utils.hooks import RemovableHandle
 # one that cannot be kept, and a disk is kept busy by one module of a few MiB on its way.
 READ_AHEAD_BYTES = 4 << 20
 
-# A pass that finds less than this of what it keeps in memory reads all of it ahead: after a start, or a cap that rose.
-COLD_SHARE = 0.9
+# Left free in the first pass, of which it is not known yet what it allocates.
+FIRST_PASS_BYTES = 64 << 20
 
 # Modules with less than this stay: a hook costs about as much as reading so little from the page cache.
 MIN_PIECE_BYTES = 256 << 10
@@ -223,7 +223,9 @@ class PageWindow:
         self._ahead: dict[int, Job] = {}
         self._given_back: list[Span] = []
         self._peak_bytes = 0
+        self._planned_for = self.order.known
         self._cold = False
+        self._passed = False
 
     # The life of a pass
 
@@ -248,19 +250,19 @@ class PageWindow:
         except (KernelError, OSError) as error:
             self._fell_back(f"the room cannot be measured: {error}")
             return
-        coming_bytes = max(0, self._peak_bytes - self._anonymous())
+        coming_bytes = max(0, self._peak_bytes - self._anonymous()) if self._passed else FIRST_PASS_BYTES
         self.room_bytes = room.for_weights(coming_bytes=coming_bytes) - self._fixed_bytes
-        before, self.plan = (
-            self.plan,
-            plan_pass(
-                [piece.spans for piece in self.pieces],
-                self.order.known,
-                room_bytes=self.room_bytes - SLACK_BYTES,
-                read_ahead_bytes=self._read_ahead_bytes,
-                policy=self._policy,
-            ),
+        new = plan_pass(
+            [piece.spans for piece in self.pieces],
+            self.order.known,
+            room_bytes=self.room_bytes - SLACK_BYTES,
+            read_ahead_bytes=self._read_ahead_bytes,
+            policy=self._policy,
         )
-        self._cold = room.resident_bytes < COLD_SHARE * self.plan.kept_bytes
+        before, self.plan = self.plan, self._steady(new)
+        # What is missing of the kept bytes is brought in exactly. Left to page faults it would come with read-ahead,
+        # into what was given back a moment ago; that meets the cap, and costs other kept bytes.
+        self._cold = room.resident_bytes < self.plan.kept_bytes
         self._peak_bytes = 0
         if before.streamed != self.plan.streamed:
             self._give_back_what_stayed(before)
@@ -270,11 +272,14 @@ class PageWindow:
         """The plan so far while it fits and the new one keeps little more: each change reads what it exchanges."""
         old = self.plan
         fits = old.kept_bytes + old.window_bytes + SLACK_BYTES // 2 <= self.room_bytes
-        return old if old.streamed_bytes and fits and new.kept_bytes - old.kept_bytes <= 2 * SLACK_BYTES else new
+        gains = new.kept_bytes - old.kept_bytes > 2 * SLACK_BYTES
+        same_order, self._planned_for = self._planned_for == self.order.known, self.order.known
+        return old if old.streamed_bytes and fits and same_order and not gains else new
 
     def end_pass(self) -> None:
         """The component's forward has ended well: its calls are known now."""
         self.order = self.order.ended()
+        self._passed = True
 
     def enter(self, index: int) -> None:
         """A module is about to compute: waits for its pages if they are on their way, and sends for the next ones."""
