@@ -51,7 +51,14 @@ def inference() -> CollectorRegistry:
     return telemetry.registry
 
 
-PROCESSES: dict[str, Callable[[], CollectorRegistry]] = {"inference": inference}
+def residencyd() -> CollectorRegistry:
+    """The metrics of `residencyd serve`, with one of everything that can be seen."""
+    from sojourn.residencyd.specimen import registry
+
+    return registry()
+
+
+PROCESSES: dict[str, Callable[[], CollectorRegistry]] = {"inference": inference, "residencyd": residencyd}
 
 
 def rows(registry: CollectorRegistry) -> Iterator[Row]:

@@ -1,4 +1,6 @@
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,9 +22,8 @@ def as_root() -> None:
 
 
 @pytest.fixture
-def open_path(tmp_path: Path) -> Path:
-    """A temporary folder that every user may enter."""
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        if folder.owner() == Path.home().owner() and str(folder).startswith("/tmp/"):
-            folder.chmod(0o755)
-    return tmp_path
+def open_path() -> Iterator[Path]:
+    """A temporary folder that every user may enter; pytest's own are closed to others, anew with each run."""
+    with tempfile.TemporaryDirectory(prefix="sojourn-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)

@@ -101,6 +101,11 @@ def test_another_file_is_torn(content: bytes) -> None:
         parse_file(PATH, content)
 
 
+def test_a_component_that_is_listed_twice_makes_no_sense() -> None:
+    with pytest.raises(MapTorn, match="listed twice: dit"):
+        parse_file(PATH, sealed(message(9, [component("dit"), component("vae"), component("dit")], start_ticks=5)))
+
+
 @pytest.mark.parametrize("version", [0, 2])
 def test_another_version_is_told_so(version: int) -> None:
     with pytest.raises(MapSchemaUnknown, match="same release"):

@@ -55,10 +55,16 @@ def test_scan_as_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert {group["tier"] for group in found["groups"]} == {"host_mapped", "host_pageable"}
 
 
-def test_scan_with_children(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], it: Child) -> None:
+def test_scan_with_children(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, it: Child
+) -> None:
     it.do("child = os.fork()\nif not child: os.read(os.pipe()[0], 1)")
     assert run(monkeypatch, "scan", "--pid", it.pid, "--children", "--json") == 0
     assert len(json.loads(capsys.readouterr().out)) == 2
+    assert run(monkeypatch, "scan", "--map", tmp_path, "--children") == 0
+    assert "\nchild " in capsys.readouterr().out
+    assert run(monkeypatch, "scan", "--map", tmp_path) == 0
+    assert "\nchild " not in capsys.readouterr().out
     it.do("os.kill(child, 9)")
 
 
@@ -209,6 +215,30 @@ def test_every_option_of_serve_arrives(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert options.settings == Settings("/maps/*.pb", tmp_path, Path("/groups"), 7.5, 0.25, host_pids=True)
     assert (options.metrics_address, options.grpc_address) == ("127.0.0.1:1", "127.0.0.1:2")
     assert (options.log_level, options.log_text, options.grace_seconds) == ("debug", True, 3.0)
+
+
+def test_options_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    became: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda program, arguments: became.append(arguments))
+    chosen = {
+        "MAP": "/maps",
+        "METRICS": "127.0.0.1:1",
+        "GRPC": "127.0.0.1:2",
+        "FLOOR_SECONDS": "9",
+        "DEEP_SHARE": "0.5",
+        "PROC": "/host/proc",
+        "CGROUP_ROOT": "/host/cgroup",
+        "HOST_PIDS": "true",
+        "LOG_LEVEL": "warning",
+        "LOG_TEXT": "true",
+    }
+    for name, value in chosen.items():
+        monkeypatch.setenv(f"RESIDENCYD_{name}", value)
+    assert run(monkeypatch, "serve") == 0
+    options = serving.Options(**json.loads(became[0][-1]))
+    assert options.settings == Settings("/maps", Path("/host/proc"), Path("/host/cgroup"), 9.0, 0.5, host_pids=True)
+    assert (options.metrics_address, options.grpc_address) == ("127.0.0.1:1", "127.0.0.1:2")
+    assert (options.log_level, options.log_text) == ("warning", True)
 
 
 def test_a_reader_of_the_output_may_leave(it: Child) -> None:

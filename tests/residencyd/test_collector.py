@@ -6,6 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from sojourn.residencyd import specimen
+from sojourn.residencyd.attribution import DISAGREEMENTS
 from sojourn.residencyd.collector import ResidencyCollector
 from sojourn.residencyd.devices import DeviceMemory
 from sojourn.residencyd.headroom import STUCK_REASONS
@@ -88,6 +89,17 @@ def test_bytes_by_component_and_tier(tmp_path: Path, it: Child, weights: Path) -
     assert value("scan_mappings") >= 2
     assert value("scan_duration_seconds") > 0
     assert value("memory_available_bytes") > 0
+
+
+def test_a_lie_is_exported(tmp_path: Path, it: Child, weights: Path) -> None:
+    lie = (storage(it["file"], 4 * MIB, PAGEABLE), storage(0x1000_0000_0000, MIB, MAPPED))
+    publish(tmp_path, it.pid, component("dit", *lie))
+    found = registry(tmp_path)
+    wrong = {
+        kind: found.get_sample_value("sojourn_residency_disagreement_bytes", {"component": "dit", "kind": kind})
+        for kind in DISAGREEMENTS
+    }
+    assert wrong == {"not_mapped": MIB, "other_tier": 4 * MIB, "other_file": 0}
 
 
 def test_whatever_is_known_beforehand_is_there_at_zero(tmp_path: Path, it: Child, weights: Path) -> None:

@@ -4,6 +4,7 @@ What is mutated are the checked-in captures. 10 000 inputs over all readers; a f
 """
 
 import contextlib
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,9 @@ from sojourn.residencyd import claims
 from sojourn.residencyd.errors import MapError
 from sojourn.residencyd.kernel import cgroups, maps, meminfo, mounts, pages, pressure, process, process_io
 from sojourn.residencyd.kernel.errors import ParseFailed
+from sojourn.residencyd.scanner import Scanner
+from sojourn.residencyd.settings import Settings
+from sojourn.residencyd.snapshots import Snapshot
 
 from tests.residencyd.published import MAPPED, PAGEABLE, component, message, sealed, storage
 
@@ -112,6 +116,43 @@ def test_mutated_inputs_are_understood_or_refused(
 
     check()
     assert tried >= count
+
+
+def test_a_mutated_tree_leaves_the_other_sources_alone(tmp_path: Path) -> None:
+    """One file of a whole /proc and cgroup tree at a time; each look ends with an answer, and counts what failed."""
+    proc, group = tmp_path / "proc", tmp_path / "cgroup"
+    shutil.copytree(PROC, proc)
+    shutil.copytree(CGROUP / "v1", group)
+    weights = storage(0x7FBC49EB1000, 1 << 20, MAPPED, device_major=254, inode=16187395)
+    (tmp_path / "model.pb").write_bytes(sealed(message(4711, [component("dit", weights)], start_ticks=123718)))
+    with (proc / "4711" / "pagemap").open("wb") as file:
+        file.seek(0x7FBC49EB1000 // 4096 * 8)
+        file.write((CAPTURES / "dit.pagemap").read_bytes())
+    names = ["4711/maps", "4711/stat", "4711/status", "4711/cgroup", "4711/mountinfo", "meminfo", "pressure/io"]
+    files = [*(proc / name for name in names), group / "memory/kubepods/pod11/memory.stat", tmp_path / "model.pb"]
+    originals = {path: path.read_bytes() for path in files}
+
+    @settings(max_examples=300, deadline=None, database=None, print_blob=True, suppress_health_check=list(HealthCheck))
+    @given(data=st.data(), path=st.sampled_from(files))
+    def check(data: st.DataObject, path: Path) -> None:
+        path.write_bytes(data.draw(mutations([originals[path]])))
+        try:
+            scanner = Scanner(Settings(str(tmp_path / "model.pb"), proc, group, floor_seconds=0))
+            snapshot = scanner.snapshot(1.0)
+            assert scanner.errors == {name: int(name in snapshot_errors(snapshot)) for name in scanner.errors}
+            if path.name != "meminfo":
+                assert snapshot.memory
+            if path.name in ("meminfo", "memory.stat", "io", "cgroup", "mountinfo"):
+                assert snapshot.seen
+        finally:
+            path.write_bytes(originals[path])
+
+    check()
+
+
+def snapshot_errors(snapshot: Snapshot) -> set[str]:
+    """Sources that failed; what is merely not there is no error."""
+    return {name for name, why in snapshot.sources.items() if why and "does not exist" not in why}
 
 
 def test_the_inputs_are_ten_thousand() -> None:

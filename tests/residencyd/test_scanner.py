@@ -180,7 +180,7 @@ def test_counting_pages_keeps_to_its_share_of_time(tmp_path: Path, it: Child) ->
     ticks = iter(range(1000))
     # Every reading of the clock is a second later, so each deep look takes a second; a tenth of the time may go.
     watcher = Scanner(
-        Settings(map_pattern=str(tmp_path), floor_seconds=0, deep_share=0.1), timer=lambda: float(next(ticks))
+        Settings(map_pattern=str(tmp_path), floor_seconds=0, deep_share=0.1), cpu_timer=lambda: float(next(ticks))
     )
 
     def resident_at(now: float) -> tuple[int, float]:

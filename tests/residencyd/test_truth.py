@@ -16,7 +16,7 @@ from sojourn.residencyd.scanner import Scanner
 from sojourn.residencyd.settings import Settings
 from sojourn.residencyd.snapshots import ProcessReading
 
-from tests.residencyd.children import GIB, MIB, NOBODY, Child, child, filled, fincore, smaps, sparse
+from tests.residencyd.children import GIB, MIB, NOBODY, Child, child, filled, fincore, run_as, smaps, sparse
 from tests.residencyd.published import MAPPED, PAGEABLE, PINNED, component, publish, storage
 
 NOW = 1000.0
@@ -219,6 +219,29 @@ def test_a_file_of_another_owner_is_stuck(open_path: Path) -> None:
         os.chown(path, NOBODY, NOBODY)
         reading = check(it, open_path, 4 * MIB)
         assert reading.cold["dit"].cold_bytes == 4 * MIB
+
+
+SCAN_A_STRANGERS_FILE = """
+import json, sys
+from sojourn.residencyd.scanner import Scanner
+from sojourn.residencyd.settings import Settings
+become()
+(found,) = Scanner(Settings(map_pattern=sys.argv[1], floor_seconds=0)).snapshot(1.0).processes
+print(json.dumps([found.blind_message, found.components[0].resident_bytes, found.cached["dit"].__dict__]))
+"""
+
+
+@pytest.mark.usefixtures("as_root")
+def test_a_sidecar_that_does_not_own_the_file_says_that_it_estimates(open_path: Path) -> None:
+    path = filled(open_path / "weights", 4 * MIB)
+    path.chmod(0o644)
+    with mapping(open_path, path, 4 * MIB, "read(a, 3 << 20)", uid=NOBODY) as it:
+        (open_path / "model.pb").chmod(0o644)
+        blind, resident_bytes, cached = run_as(NOBODY, SCAN_A_STRANGERS_FILE, str(open_path))
+        assert blind == ""
+        assert resident_bytes == smaps(it.pid, it["address"], it["address"] + 4 * MIB)["Rss"]
+        assert cached["estimate"]
+        assert abs(cached["size_bytes"] - fincore(path)) <= MIB
 
 
 def test_pages_that_others_map_are_stuck(tmp_path: Path) -> None:

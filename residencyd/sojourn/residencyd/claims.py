@@ -5,6 +5,7 @@ and no page belongs to two of them.
 """
 
 import zlib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -278,6 +279,8 @@ def parse_file(path: Path, content: bytes) -> ComponentMap:
             f"version {message.schema_version}, and this residencyd reads version {SCHEMA_VERSION}: "
             f"run the same release of both",
         )
+    if twice := {name for name, count in Counter(part.name for part in message.components).items() if count > 1}:
+        raise MapTorn(path, f"components are listed twice: {', '.join(sorted(twice))}")
     try:
         return from_message(message)
     except KeyError as error:

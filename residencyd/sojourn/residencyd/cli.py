@@ -134,16 +134,19 @@ def _scan_maps(settings: Settings, *, as_json: bool, children: bool) -> None:
     from google.protobuf import json_format
     from sojourn.residencyd import messages, tables
     from sojourn.residencyd.devices import load_nvml
-    from sojourn.residencyd.family import read_children
+    from sojourn.residencyd.family import Child, read_children
     from sojourn.residencyd.scanner import Scanner
 
     snapshot = Scanner(settings, nvml=load_nvml()).snapshot(time.time())
+
+    def family(pid: int) -> tuple[Child, ...]:
+        return read_children(pid, proc=settings.proc) if children else ()
+
     if as_json:
-        family: Callable[[int], Any] = lambda pid: read_children(pid, proc=settings.proc) if children else ()  # noqa: E731
         message = messages.residency(snapshot, children=family)
         _print_json(json_format.MessageToDict(message, preserving_proto_field_name=True))
     else:
-        _print(lambda width: tables.residency(snapshot, width=width))
+        _print(lambda width: tables.residency(snapshot, width=width, children=family))
     if not snapshot.seen:
         raise ResidencydError("; ".join(reading.blind_message for reading in snapshot.processes))
 

@@ -147,8 +147,8 @@ class Budget:
     """Lets something happen for a share of the time.
 
     Args:
-        share: Seconds of work a second, above 0; 1 or more for no limit that matters.
-        timer: Seconds, monotonic.
+        share: CPU seconds a second, above 0; 1 or more for no limit that matters.
+        timer: CPU seconds of the calling thread.
     """
 
     def __init__(self, share: float, timer: Callable[[], float]) -> None:

@@ -34,6 +34,7 @@ class Scanner:
     Args:
         settings: What to look at.
         timer: Seconds, monotonic; times looks.
+        cpu_timer: CPU seconds of the calling thread; what counting pages is held to its share by.
         nvml: See `devices.load_nvml`.
         on_scan: Called with every new snapshot.
 
@@ -46,6 +47,7 @@ class Scanner:
         settings: Settings,
         *,
         timer: Callable[[], float] = time.perf_counter,
+        cpu_timer: Callable[[], float] = time.thread_time,
         nvml: Any | None = None,
         on_scan: Callable[[Snapshot], None] = lambda snapshot: None,
     ) -> None:
@@ -53,6 +55,7 @@ class Scanner:
         self.errors = dict.fromkeys(source_names.NAMES, 0)
         self.on_scan = on_scan
         self._timer = timer
+        self._cpu_timer = cpu_timer
         self._nvml = nvml
         self._lock = threading.Lock()
         self._last: Snapshot | None = None
@@ -111,7 +114,7 @@ class Scanner:
     def _read_process(self, shelved: ShelvedMap, sources: Sources, now: float) -> ProcessReading:
         claim = shelved.claim
         memory = self._memories.setdefault(
-            (claim.pid, claim.start_ticks), Memory(Budget(self.settings.deep_share, self._timer))
+            (claim.pid, claim.start_ticks), Memory(Budget(self.settings.deep_share, self._cpu_timer))
         )
         sources.asked("process")
         sources.asked("files")

@@ -1,12 +1,13 @@
 """What people see in a terminal: rows with bars, and a line that shows where it goes. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 from sojourn.residencyd.claims import Tier
+from sojourn.residencyd.family import Child
 from sojourn.residencyd.grouping import FileGroup, ProcessGroups
 from sojourn.residencyd.snapshots import ProcessReading, Snapshot
 
@@ -184,12 +185,29 @@ def _with_swap(row: Row) -> str:
     return ", ".join([*swapped, *([row.note] if row.note else [])])
 
 
-def residency(snapshot: Snapshot, *, width: int, history: Sequence[float] = ()) -> RenderableType:
-    """All of a snapshot: a table per process, headroom, and the way of the resident bytes."""
+def residency(
+    snapshot: Snapshot,
+    *,
+    width: int,
+    history: Sequence[float] = (),
+    children: Callable[[int], Iterable[Child]] = lambda pid: (),
+) -> RenderableType:
+    """All of a snapshot: a table per process, headroom, and the way of the resident bytes.
+
+    Args:
+        snapshot: The look.
+        width: Columns of the terminal.
+        history: Resident bytes of the looks before, and of this one.
+        children: Descendants of a process that was seen.
+    """
     parts: list[RenderableType] = []
     for reading in snapshot.processes:
         if reading.seen:
             parts.append(table(component_rows(reading), title=f"process {reading.pid}", width=width))
+            parts += [
+                Text(f"child {child.pid} ({child.name}), resident {size(child.resident_bytes)}, shared pages too")
+                for child in children(reading.pid)
+            ]
         else:
             parts.append(Text(f"blind ({reading.blind_reason}): {reading.blind_message}", style="bold red"))
     parts += [Text(line) for line in footer(snapshot)]

@@ -38,6 +38,11 @@ class RaceDetector:
     accesses: list[Access] = field(default_factory=list)
     races: list[str] = field(default_factory=list)
     current: str = COMPUTE
+    watched: list[tuple[int, int]] = field(default_factory=list)
+
+    def watch(self, *tensors: torch.Tensor) -> None:
+        """Looks at this memory alone: temporaries come and go, and two of them may have one address in turn."""
+        self.watched += [_range(tensor) for tensor in tensors]
 
     def join(self, waiter: str, waited_for: str) -> None:
         mine, theirs = self.clocks[waiter], self.clocks[waited_for]
@@ -50,10 +55,16 @@ class RaceDetector:
         clock = self.clocks[self.current]
         clock[self.current] = clock.get(self.current, 0) + 1
         for tensor in tensors:
-            if tensor.numel():
+            if self._is_watched(tensor):
                 access = Access(self.current, clock[self.current], *_range(tensor), writes, what)
                 self._check(access, clock)
                 self.accesses.append(access)
+
+    def _is_watched(self, tensor: torch.Tensor) -> bool:
+        if tensor.numel() == 0:
+            return False
+        start, end = _range(tensor)
+        return any(start < last and first < end for first, last in self.watched)
 
     def _check(self, access: Access, clock: Clock) -> None:
         for earlier in self.accesses:

@@ -12,7 +12,7 @@ from PIL import Image
 from sojourn.inference.adaln.counters import Counters, Result, Source
 from sojourn.inference.adaln.refusals import PlansRefused
 from sojourn.inference.adaln.settings import Mode, PlanCacheSettings
-from sojourn.inference.pipeline import DeviceChoice, Pipeline, load_pipeline
+from sojourn.inference.pipeline import DeviceChoice, Pipeline, Precision, load_pipeline
 from sojourn.inference.requests import Clip, GenerationRequest, OutputFormat, Workflow
 from sojourn.inference.tiny import tiny_random
 from sojourn.inference.watch import Watch
@@ -114,6 +114,19 @@ def test_every_workflow(
         references=references.get(kind, ()),
     )
     assert_equal(request.getfixturevalue(model), asked, make_watch, digest)
+
+
+def test_weights_that_are_computed_in_another_dtype_than_stored(
+    tiny_folder: Path, make_request: MakeRequest, make_watch: MakeWatch, digest: Digest
+) -> None:
+    plain, cached = (
+        load_pipeline(tiny_folder, device=DeviceChoice.CPU, precision=Precision.FLOAT32, plan_settings=settings)
+        for settings in (OFF, ON)
+    )
+    rows = cached.plans.transformers["transformer"].cache.slab.rows
+    assert set(rows) == {torch.float32}
+    request = make_request(steps=6)
+    assert digest(cached.run_clip(request, 0, make_watch())) == digest(plain.run_clip(request, 0, make_watch()))
 
 
 def test_rows_from_the_host_tier_and_from_the_store_give_the_same_clip(

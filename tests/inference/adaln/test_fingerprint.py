@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import save_file
 from sojourn.inference.adaln.fingerprint import arithmetic_of, rows_fingerprint
 from sojourn.inference.adaln.refusals import WeightsChanged
-from sojourn.inference.adaln.weights import MappedWeights
-from sojourn.inference.loading.mapping import MappedFile
+from sojourn.inference.adaln.weights import WeightFiles
 from sojourn.inference.loading.safetensors_file import read_safetensors
 
 from tests.inference.adaln.toys import TOY, toy
@@ -21,13 +20,13 @@ def write(path: Path, seed: int = 0, **changes: torch.Tensor) -> Path:
     return path
 
 
-def mapped(*paths: Path) -> MappedWeights:
-    return MappedWeights([MappedFile(read_safetensors(path)) for path in paths])
+def opened(*paths: Path) -> WeightFiles:
+    return WeightFiles([read_safetensors(path) for path in paths])
 
 
 def fingerprint(path: Path, memory: Path | None = None, **changes: object) -> str:
     arithmetic = {"precision": "match", **changes}
-    return rows_fingerprint(mapped(path), TOY, config={"depth": 3}, arithmetic=arithmetic, memory=memory)
+    return rows_fingerprint(opened(path), TOY, config={"depth": 3}, arithmetic=arithmetic, memory=memory)
 
 
 def changed(path: Path, name: str) -> None:
@@ -62,9 +61,9 @@ def test_weights_that_the_rows_do_not_depend_on_do_not_count(tmp_path: Path) -> 
 def test_the_arithmetic_and_the_config_count(tmp_path: Path) -> None:
     path = write(tmp_path / "a.safetensors")
     assert fingerprint(path) != fingerprint(path, precision="fp32")
-    other = rows_fingerprint(mapped(path), TOY, config={"depth": 4}, arithmetic={"precision": "match"})
+    other = rows_fingerprint(opened(path), TOY, config={"depth": 4}, arithmetic={"precision": "match"})
     assert other != fingerprint(path)
-    same = rows_fingerprint(mapped(path), TOY, config={"depth": 3, "_class": "x"}, arithmetic={"precision": "match"})
+    same = rows_fingerprint(opened(path), TOY, config={"depth": 3, "_class": "x"}, arithmetic={"precision": "match"})
     assert same == fingerprint(path)
 
 
@@ -117,10 +116,10 @@ def test_a_memory_that_cannot_be_written_costs_a_read_and_no_more(tmp_path: Path
 
 def test_a_file_that_was_replaced_or_written_to_is_noticed(tmp_path: Path) -> None:
     path = write(tmp_path / "a.safetensors")
-    weights = mapped(path)
+    weights = opened(path)
     weights.check()
     write(tmp_path / "b.safetensors", seed=1).replace(path)
-    with pytest.raises(WeightsChanged, match="not the one that was mapped"):
+    with pytest.raises(WeightsChanged, match="not the one that was checked"):
         weights.check()
     path.unlink()
     with pytest.raises(WeightsChanged, match="No such file"):

@@ -10,6 +10,7 @@ from sojourn.inference.adaln.counters import Result, SkipReason, Source, Tier
 from sojourn.inference.adaln.host import HostTier, host_budget_bytes, page_capacity
 from sojourn.inference.adaln.host_memory import allocate_pages, available_bytes
 from sojourn.inference.adaln.refusals import PlanMissing
+from sojourn.inference.adaln.runs import runs
 from sojourn.inference.adaln.table import Projection, Table
 
 from tests.inference.adaln.toys import Injected, Rig, fresh_rows, make_rig, plan, step
@@ -145,7 +146,7 @@ def test_a_failed_swap_in_leaks_no_slot(monkeypatch: pytest.MonkeyPatch) -> None
         raise Injected("swap-in")
 
     with monkeypatch.context() as patched:
-        patched.setattr(rig.cache, "_copy_pages", fail)
+        patched.setattr("sojourn.inference.adaln.cache.copy_rows", fail)
         for _ in range(3):
             with pytest.raises(Injected):
                 rig.build([0.1])
@@ -277,3 +278,10 @@ def test_memory_that_cannot_be_locked_is_a_failed_step_of_the_ladder(monkeypatch
 
 def test_the_host_says_how_much_memory_there_is() -> None:
     assert 0 < available_bytes() < 2**50
+
+
+def test_rows_that_lie_together_on_both_sides_are_one_copy() -> None:
+    assert list(runs([(4, 0), (5, 1), (6, 2)])) == [(4, 0, 3)]
+    assert list(runs([(4, 0), (5, 1), (7, 2), (8, 3), (8, 4)])) == [(4, 0, 2), (7, 2, 2), (8, 4, 1)]
+    assert list(runs([(4, 1), (5, 0)])) == [(4, 1, 1), (5, 0, 1)]
+    assert list(runs([])) == []

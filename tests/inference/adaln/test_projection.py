@@ -70,10 +70,11 @@ def test_weights_stored_in_another_dtype_are_computed_in_that_of_the_model() -> 
         assert torch.equal(rig.rows(name, 0.3), rows)
 
 
-def test_the_next_layer_is_prefetched_and_every_layer_is_released_in_order() -> None:
+def test_every_layer_is_read_and_forgotten_once() -> None:
     rig = make_rig()
     rig.build([0.3], [0.4])
-    assert rig.source.prefetched == rig.source.reads == rig.source.released
+    assert len(rig.source.reads) == 2 * len(rig.cache.slab.table.entries)
+    assert rig.source.forgotten == rig.source.reads
 
 
 def test_layers_are_read_in_the_order_of_the_file() -> None:

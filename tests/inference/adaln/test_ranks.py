@@ -152,13 +152,13 @@ def fail_at_embedding(rank: int, folder: Path) -> None:
 
 def fail_at_first_layer(rank: int, folder: Path) -> None:
     rig = rig_of_two()
-    fail_once(rig, rank, rig.source, "tensor")
+    fail_once(rig, rank, rig.source, "read")
     fails_on_both_then_works(rig, rank)
 
 
 def fail_at_last_layer(rank: int, folder: Path) -> None:
     rig = rig_of_two()
-    fail_once(rig, rank, rig.source, "tensor", at_call=3)
+    fail_once(rig, rank, rig.source, "read", at_call=3)
     fails_on_both_then_works(rig, rank)
 
 
@@ -185,7 +185,7 @@ def fail_while_swapping_in(rank: int, folder: Path) -> None:
     rig = rig_of_two(plans=3, pages=8)
     rig.build(*SCHEDULE)
     rig.build([0.4], [0.5], [0.6])
-    fail_once(rig, rank, rig.cache, "_copy_pages")
+    fail_once(rig, rank, rig.cache.host, "pages")
     with pytest.raises(Injected if rank == 1 else BuildFailedElsewhere):
         rig.build(*SCHEDULE)
     rig.check()

@@ -69,11 +69,14 @@ def test_auto_is_off_where_rows_cost_more_than_weights_and_on_where_they_cost_le
     pipeline = load(tiny_folder, PlanCacheSettings(), counters)
     assert not pipeline.plans.transformers
     assert pipeline.plans.off_reason is ModelReason.COSTS_MORE
-    assert caplog.text.count("the AdaLN plan cache is off: 64 plans of 4 rows take") == 1
+    (said,) = [record for record in caplog.records if record.message == "AdaLN plan cache off"]
+    assert said.reason == "costs_more"  # type: ignore[attr-defined]
+    assert "64 plans of 4 rows take" in said.detail  # type: ignore[attr-defined]
     small = load(tiny_folder, PlanCacheSettings(plans=4, width=2), counters)
     assert set(small.plans.transformers) == {"transformer", "transformer_ref"}
     assert counters.description is not None
     assert counters.description.off_reason == ""
+    assert caplog.messages.count("AdaLN plan cache on") == 1
 
 
 def test_on_is_on_though_rows_cost_more(tiny_folder: Path) -> None:

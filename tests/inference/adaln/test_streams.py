@@ -17,6 +17,8 @@ def scenario(without: str | None, monkeypatch: pytest.MonkeyPatch) -> RaceDetect
     """Builds, forwards, swaps in over slots that a forward has just read, after a swap-in that failed half way."""
     detector = RaceDetector()
     rig = make_rig(plans=1, pages=4, streams=FakeStreams(detector, frozenset({without} if without else ())))
+    slab, host = rig.cache.slab, rig.cache.host
+    detector.watch(slab.lengths, *slab.rows.values(), *host.rows.values())
     with Recording(detector):
         rig.build([0.1])
         forward(rig, 0.1)
@@ -38,8 +40,8 @@ def look_at_pages(rig: Rig, detector: RaceDetector, value: float) -> None:
     """The host believes that a stored plan's pages hold its rows."""
     detector.current = HOST
     for page in rig.cache.host.pages(plan(value).key):
-        for row in page.values():
-            row.clone()
+        for rows in rig.cache.host.rows.values():
+            rows[page].clone()
     detector.current = COMPUTE
 
 
@@ -68,6 +70,7 @@ def test_the_detector_sees_a_race_and_its_absence() -> None:
     detector = RaceDetector()
     streams = FakeStreams(detector)
     page, row = torch.zeros(8), torch.zeros(8)
+    detector.watch(page, row)
     with Recording(detector):
         page.fill_(1)
         with streams.copying():
@@ -84,6 +87,7 @@ def test_rows_of_other_slots_are_no_race() -> None:
     detector = RaceDetector()
     streams = FakeStreams(detector)
     slab = torch.zeros(2, 8)
+    detector.watch(slab)
     with Recording(detector):
         slab[0].fill_(1)
         with streams.copying():

@@ -1,78 +1,92 @@
-"""Weights in the mapped checkpoint: views, parts, and pages that go out again."""
+"""Weights in the files of the checkpoint: whole tensors, parts of them, and a page cache that forgets."""
 
+import ctypes
+import mmap
+import os
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from sojourn.inference.adaln.weights import MappedWeights, Part
-from sojourn.inference.loading.mapping import MappedFile
+from safetensors.torch import load_file, save_file
+from sojourn.inference.adaln.refusals import WeightsChanged
+from sojourn.inference.adaln.weights import Part, WeightFiles
 from sojourn.inference.loading.safetensors_file import read_safetensors
 
 ROWS, COLUMNS = 2048, 1024
 
 
 @pytest.fixture
-def weights(tmp_path: Path) -> MappedWeights:
+def path(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     tensors = {name: torch.randn(ROWS, COLUMNS) for name in ("a.weight", "b.weight", "c.weight")}
     save_file({**tensors, "a.bias": torch.randn(ROWS)}, tmp_path / "model.safetensors")
-    return MappedWeights([MappedFile(read_safetensors(tmp_path / "model.safetensors"))])
+    with (tmp_path / "model.safetensors").open("rb") as file:
+        os.fsync(file.fileno())
+    return tmp_path / "model.safetensors"
 
 
-def resident_bytes(tensor: torch.Tensor) -> int:
-    """Resident bytes of the mapping around a tensor, as the kernel counts them."""
-    address, resident = tensor.data_ptr(), 0
-    inside = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        head = line.split()[0]
-        if "-" in head and not head.endswith(":"):
-            start, _, end = head.partition("-")
-            inside = int(start, 16) <= address < int(end, 16)
-        elif inside and line.startswith("Rss:"):
-            resident = int(line.split()[1]) * 1024
-    return resident
+@pytest.fixture
+def weights(path: Path) -> WeightFiles:
+    return WeightFiles([read_safetensors(path)])
 
 
-def test_a_tensor_is_a_view_of_the_file(weights: MappedWeights, tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
-    for name, expected in load_file(tmp_path / "model.safetensors").items():
-        assert torch.equal(weights.tensor(Part(name)), expected)
-    first = weights.tensor(Part("a.weight"))
-    assert first.data_ptr() == weights.tensor(Part("a.weight")).data_ptr()
+def buffer() -> torch.Tensor:
+    return torch.empty(ROWS * COLUMNS * 4 + 64, dtype=torch.uint8)
 
 
-def test_a_part_is_some_rows(weights: MappedWeights) -> None:
-    whole = weights.tensor(Part("b.weight"))
-    part = weights.tensor(Part("b.weight", 100, 300))
-    assert torch.equal(part, whole[100:300])
-    assert part.data_ptr() == whole[100].data_ptr()
-    assert weights.tensor(Part("a.bias", 5, 9)).shape == (4,)
+def in_page_cache(path: Path) -> int:
+    """Bytes of a file in the page cache."""
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    pages = -(-len(mapped) // mmap.PAGESIZE)
+    vector = (ctypes.c_ubyte * pages)()
+    address = torch.frombuffer(mapped, dtype=torch.uint8).data_ptr()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), vector) == 0
+    return sum(page & 1 for page in vector) * mmap.PAGESIZE
 
 
-def test_pages_come_in_when_prefetched_and_go_out_when_released(weights: MappedWeights) -> None:
-    parts = [Part("b.weight")]
-    tensor = weights.tensor(parts[0])
-    before = resident_bytes(tensor)
-    weights.prefetch(parts)
-    there = resident_bytes(tensor)
-    weights.release(parts)
-    gone = resident_bytes(tensor)
-    assert there - before >= 0.9 * tensor.nbytes
-    assert there - gone >= 0.9 * tensor.nbytes
+def test_a_tensor_is_what_the_file_holds(weights: WeightFiles, path: Path) -> None:
+    for name, expected in load_file(path).items():
+        read = weights.read(Part(name), buffer())
+        assert read.dtype == expected.dtype
+        assert torch.equal(read, expected)
 
 
-def test_releasing_a_tensor_leaves_its_neighbours_in_memory(weights: MappedWeights) -> None:
-    neighbour = weights.tensor(Part("c.weight"))
-    weights.prefetch([Part("c.weight"), Part("b.weight")])
-    before = resident_bytes(neighbour)
-    weights.release([Part("b.weight")])
-    assert before - resident_bytes(neighbour) <= neighbour.nbytes + 4096
+def test_a_part_is_some_rows(weights: WeightFiles, path: Path) -> None:
+    whole = load_file(path)
+    assert torch.equal(weights.read(Part("b.weight", 100, 300), buffer()), whole["b.weight"][100:300])
+    assert torch.equal(weights.read(Part("a.bias", 5, 9), buffer()), whole["a.bias"][5:9])
 
 
-def test_a_released_tensor_reads_the_same_again(weights: MappedWeights) -> None:
-    tensor = weights.tensor(Part("a.weight"))
-    copy = tensor.clone()
-    weights.release([Part("a.weight")])
-    assert torch.equal(tensor, copy)
+def test_the_buffer_is_what_is_handed_out(weights: WeightFiles) -> None:
+    one = buffer()
+    assert weights.read(Part("b.weight"), one).data_ptr() == one.data_ptr()
+
+
+def test_the_page_cache_is_left_as_it_was_found(weights: WeightFiles, path: Path) -> None:
+    size = ROWS * COLUMNS * 4
+    weights.read(Part("a.weight"), buffer())
+    weights.forget([Part("a.weight")])
+    there = in_page_cache(path)
+    assert there >= 3 * size
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    weights.read(Part("b.weight"), buffer())
+    before = in_page_cache(path)  # with what the kernel has read ahead
+    assert before >= size
+    weights.forget([Part("b.weight")])
+    assert before - in_page_cache(path) >= 0.9 * size
+
+
+def test_a_file_that_has_become_shorter_is_no_tensor_of_zeros(weights: WeightFiles, path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 8)
+    last = max(weights.places, key=lambda name: weights.places[name].offset)
+    with pytest.raises(WeightsChanged, match="ends within"):
+        weights.read(Part(last), buffer())
+
+
+def test_a_file_that_is_not_the_one_that_was_checked_is_not_opened(path: Path) -> None:
+    checked = read_safetensors(path)
+    save_file({"a.weight": torch.zeros(3)}, path)
+    with pytest.raises(WeightsChanged, match="not the one that was checked"):
+        WeightFiles([checked])

@@ -85,8 +85,7 @@ class MemorySource:
     fail_at: str | None = None
     fail_check: bool = False
     reads: list[str] = field(default_factory=list)
-    prefetched: list[str] = field(default_factory=list)
-    released: list[str] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, transformer: nn.Module) -> "MemorySource":
@@ -103,17 +102,15 @@ class MemorySource:
         if self.fail_check:
             raise Injected("check")
 
-    def tensor(self, part: Part) -> torch.Tensor:
+    def read(self, part: Part, buffer: torch.Tensor) -> torch.Tensor:
         self.reads.append(part.name)
         if part.name == self.fail_at:
             raise Injected(part.name)
-        return self.tensors[part.name][part.first : part.last]
+        rows = self.tensors[part.name][part.first : part.last]
+        return buffer[: rows.nbytes].view(rows.dtype).view(rows.shape).copy_(rows)
 
-    def prefetch(self, parts: Iterable[Part]) -> None:
-        self.prefetched += [part.name for part in parts]
-
-    def release(self, parts: Iterable[Part]) -> None:
-        self.released += [part.name for part in parts]
+    def forget(self, parts: Iterable[Part]) -> None:
+        self.forgotten += [part.name for part in parts]
 
 
 @dataclass

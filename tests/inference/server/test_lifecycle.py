@@ -259,7 +259,7 @@ async def test_sigterm_lets_the_running_request_finish_and_exits_0(model: Path) 
         assert [r.WhichOneof("event") async for r in responses][-1] == "completed"
         assert await server.end() == 0
         messages = [line["message"] for line in server.log]
-        assert messages == ["listening", "model loaded", "draining", "stopped"]
+        assert messages == ["listening", "AdaLN plan cache off", "model loaded", "draining", "stopped"]
 
 
 async def test_sigint_beyond_the_grace_ends_the_request_and_exits_0(model: Path) -> None:

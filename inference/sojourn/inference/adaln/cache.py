@@ -16,12 +16,13 @@ import torch
 from sojourn.inference.adaln.counters import Observer, Result, Snapshot, Source, Tier
 from sojourn.inference.adaln.cursor import Step
 from sojourn.inference.adaln.families import Family, Inputs
-from sojourn.inference.adaln.host import HostTier, Page
+from sojourn.inference.adaln.host import HostTier
 from sojourn.inference.adaln.lease import Lease
 from sojourn.inference.adaln.plans import Plan, PlanKey, distinct
 from sojourn.inference.adaln.projection import Job, Projector
 from sojourn.inference.adaln.ranks import OneRank, Ranks, together
 from sojourn.inference.adaln.refusals import PlanMissing, PlansRefused, RequestReason
+from sojourn.inference.adaln.runs import copy_rows
 from sojourn.inference.adaln.settings import PLANS_SETTING
 from sojourn.inference.adaln.slab import Slab
 from sojourn.inference.adaln.slots import Slots
@@ -251,8 +252,8 @@ class PlanCache:
             conditioning = {plan.key: self.projector.embed(plan, self.slab.device) for plan in missing}
 
         def project(reserved: Reserved) -> None:
-            jobs = [Job(plan, reserved[plan.key], conditioning[plan.key]) for plan in missing]
             with together(self.ranks):
+                jobs = [Job(plan, reserved[plan.key], conditioning[plan.key]) for plan in missing]
                 self.projector.project_own(jobs, self.slab)
                 buffers = self.projector.exchange_buffers(jobs, self.slab)
             with together(self.ranks):
@@ -268,19 +269,17 @@ class PlanCache:
 
         def copy(reserved: Reserved) -> None:
             with together(self.ranks):
+                pairs = [
+                    (row, page)
+                    for key, slot in reserved.items()
+                    for row, page in enumerate(self.host.pages(key), start=self.slab.first_row(slot))
+                ]
                 with self.streams.copying():
-                    for plan in missing:
-                        self._copy_pages(self.slab.pages(reserved[plan.key], plan.length), self.host.pages(plan.key))
+                    copy_rows(self.slab.flat(), self.host.rows, pairs)
                 self.streams.compute_waits()
 
         self._fill(wanted, missing, copy)
         _log.debug("swapped %d of %d plans in from the host tier", len(missing), len(wanted))
-
-    @staticmethod
-    def _copy_pages(targets: Sequence[Page], sources: Sequence[Page]) -> None:
-        for target, source in zip(targets, sources, strict=True):
-            for dtype, row in target.items():
-                row.copy_(source[dtype], non_blocking=True)
 
     # The host tier.
 
@@ -300,12 +299,16 @@ class PlanCache:
             self.observer.host_skipped(reason)
             _log.debug("the host tier skipped a group of %d plans: %s", len(wanted), reason)
 
-    def _copy_out(self, key: PlanKey, pages: list[Page]) -> None:
-        slot = self.slots.slot_of(key)
-        if slot is None:
-            raise PlanMissing("a plan was evicted while it was being stored")
+    def _copy_out(self, pages: dict[PlanKey, list[int]]) -> None:
+        """Copies published plans into pages of the host tier."""
+        slots = self.slots.published
+        pairs = [
+            (page, row)
+            for key, indices in pages.items()
+            for row, page in enumerate(indices, start=self.slab.first_row(slots[key]))
+        ]
         with self.streams.copying():
-            self._copy_pages(pages, self.slab.pages(slot, len(pages)))
+            copy_rows(self.host.rows, self.slab.flat(), pairs)
 
     # The store.
 

@@ -16,7 +16,7 @@ from sojourn.inference.adaln.refusals import ModelReason, ModelRefused
 from sojourn.inference.adaln.replace import check_model, projections_of, replace_projections
 from sojourn.inference.adaln.settings import Mode, PlanCacheSettings
 from sojourn.inference.adaln.table import Table
-from sojourn.inference.adaln.weights import MappedWeights
+from sojourn.inference.adaln.weights import WeightFiles
 from sojourn.inference.adaln.worth import check_worth
 from sojourn.inference.families.projections import PROJECTIONS
 from sojourn.inference.loading.components import Component, LeaveOut
@@ -84,7 +84,7 @@ class PlanCaches:
         if self.settings.mode is Mode.ON:
             raise refusal
         if self.off_reason is not refusal.reason:
-            _log.info("the AdaLN plan cache is off: %s", refusal)
+            _log.info("AdaLN plan cache off", extra={"reason": refusal.reason.value, "detail": str(refusal)})
         self.off_reason = refusal.reason
 
     def open(self, components: Mapping[str, Component]) -> None:
@@ -104,12 +104,15 @@ class PlanCaches:
             ranks=self.ranks,
         )
         for name, (family, table) in self._tables.items():
-            weights = MappedWeights(components[name].files)
+            weights = WeightFiles([mapped.file for mapped in components[name].files])
             model = components[name].value
             part = Replaced(name=name, transformer=model, family=family, table=table, weights=weights)
             self.transformers[name] = open_transformer(part, self.settings, place, self.observer)
         if self.transformers:
             self.off_reason = None
+            now = self.snapshot()
+            sizes = {"weight_bytes": now.weight_bytes, "slab_bytes": now.device_bytes, "host_bytes": now.host_bytes}
+            _log.info("AdaLN plan cache on", extra={"transformers": list(self.transformers), **sizes})
         self.observer.opened(self._description(), self.snapshot)
 
     def for_component(self, names: Any) -> CachedTransformer | None:

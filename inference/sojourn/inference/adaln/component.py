@@ -21,7 +21,7 @@ from sojourn.inference.adaln.slab import Slab
 from sojourn.inference.adaln.store import PlanStore
 from sojourn.inference.adaln.streams import streams_for
 from sojourn.inference.adaln.table import Table
-from sojourn.inference.adaln.weights import MappedWeights
+from sojourn.inference.adaln.weights import WeightFiles
 from torch import nn
 
 
@@ -104,7 +104,7 @@ class Replaced:
     transformer: nn.Module
     family: Family
     table: Table
-    weights: MappedWeights
+    weights: WeightFiles
 
 
 def open_transformer(

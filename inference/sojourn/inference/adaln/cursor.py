@@ -5,7 +5,6 @@ of the tensors that the pipeline hands to the forward, which costs no read of th
 """
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -34,7 +33,7 @@ class Step:
 
 class _InProgress(threading.local):
     steps: Sequence[Step] | None = None
-    calls: Counter[str] | None = None
+    calls: dict[str, int] | None = None
 
 
 class Cursor:
@@ -52,7 +51,7 @@ class Cursor:
             PlanMissing: No request has prepared their plan.
         """
         self._now.steps = self._find(inputs)
-        self._now.calls = Counter()
+        self._now.calls = {}
 
     def end(self) -> None:
         """The forward has ended, one way or the other."""
@@ -63,10 +62,10 @@ class Cursor:
         steps, calls = self._now.steps, self._now.calls
         if steps is None or calls is None:
             raise PlanMissing(f"{projection}: rows are asked for outside of the transformer's forward")
-        ordinal = calls[projection]
+        ordinal = calls.get(projection, 0)
         if ordinal >= len(steps):
             raise PlanMissing(f"{projection}: call {ordinal + 1} in one forward, plans are known for {len(steps)}")
-        calls[projection] += 1
+        calls[projection] = ordinal + 1
         step = steps[ordinal]
         if not step.is_valid():
             raise PlanMissing(f"{projection}: the weights were replaced while the request ran; send it again")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from sojourn.inference.adaln.families import Family
-from sojourn.inference.adaln.weights import MappedWeights, Part
+from sojourn.inference.adaln.weights import Part, WeightFiles
 
 _SAMPLES = 256
 _SAMPLE_BYTES = 4096
@@ -25,7 +25,7 @@ _CHUNK_BYTES = 32 * 1024**2
 
 
 def rows_fingerprint(
-    weights: MappedWeights,
+    weights: WeightFiles,
     family: Family,
     *,
     config: Mapping[str, object],
@@ -73,7 +73,7 @@ def arithmetic_of(
     }
 
 
-def content_digest(weights: MappedWeights, names: list[str], memory: Path | None = None) -> str:
+def content_digest(weights: WeightFiles, names: list[str], memory: Path | None = None) -> str:
     """Digest over names, shapes, dtypes and content of tensors; remembered under the identity of their files."""
     record = None if memory is None else memory / f"{_identity_digest(weights, names)}.json"
     samples = _sample_digest(weights, names)
@@ -87,25 +87,29 @@ def content_digest(weights: MappedWeights, names: list[str], memory: Path | None
     return content
 
 
-def _tensor_digest(weights: MappedWeights, name: str) -> str:
+def _tensor_digest(weights: WeightFiles, name: str) -> str:
     place = weights.places[name]
     digest = hashlib.sha256(f"{name}:{place.dtype}:{place.shape}".encode())
-    row_bytes = max(1, place.nbytes // max(1, place.shape[0] if place.shape else 1))
-    step = max(1, _CHUNK_BYTES // row_bytes)
     rows = place.shape[0] if place.shape else 1
+    step = max(1, _CHUNK_BYTES // max(1, place.nbytes // max(1, rows)))
+    buffer = torch.empty(place.nbytes // max(1, rows) * min(step, rows), dtype=torch.uint8)
     for first in range(0, rows, step):
         part = Part(name, first, min(rows, first + step))
-        digest.update(weights.tensor(part).view(torch.uint8).numpy().reshape(-1))
-        weights.release([part])
+        digest.update(_bytes(weights.read(part, buffer)))
+        weights.forget([part])
     return digest.hexdigest()
 
 
-def _identity_digest(weights: MappedWeights, names: list[str]) -> str:
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+def _identity_digest(weights: WeightFiles, names: list[str]) -> str:
     """Of the files as they were mapped, and of which tensors are meant."""
     return hashlib.sha256(_canonical({"files": weights.identities, "names": names}).encode()).hexdigest()
 
 
-def _sample_digest(weights: MappedWeights, names: list[str]) -> str:
+def _sample_digest(weights: WeightFiles, names: list[str]) -> str:
     """Of blocks at places that follow from the tensors' extents alone: the same at each start."""
     digest = hashlib.sha256()
     total = sum(weights.places[name].nbytes for name in names)
@@ -120,14 +124,14 @@ def _sample_digest(weights: MappedWeights, names: list[str]) -> str:
     return digest.hexdigest()
 
 
-def _block(weights: MappedWeights, name: str, offset: int) -> bytes:
+def _block(weights: WeightFiles, name: str, offset: int) -> bytes:
     place = weights.places[name]
     rows = place.shape[0] if place.shape else 1
     row_bytes = max(1, place.nbytes // max(1, rows))
     first = offset // row_bytes
-    last = min(rows, first + max(1, _SAMPLE_BYTES // row_bytes))
-    content = weights.tensor(Part(name, first, last)).contiguous().view(torch.uint8).numpy().reshape(-1)
-    return content[:_SAMPLE_BYTES].tobytes()
+    part = Part(name, first, min(rows, first + max(1, _SAMPLE_BYTES // row_bytes)))
+    buffer = torch.empty(part.span(place)[1], dtype=torch.uint8)
+    return bytes(_bytes(weights.read(part, buffer))[:_SAMPLE_BYTES])
 
 
 def _remembered(record: Path, samples: str) -> str | None:

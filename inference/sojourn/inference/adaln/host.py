@@ -18,10 +18,9 @@ from sojourn.inference.adaln.table import Table
 
 _log = logging.getLogger(__name__)
 
-Page = dict[torch.dtype, torch.Tensor]
 Group = tuple[PlanKey, ...]
 Allocate = Callable[[int, int, torch.dtype, bool], torch.Tensor]
-CopyIn = Callable[[PlanKey, list[Page]], None]
+CopyIn = Callable[[dict[PlanKey, list[int]]], None]
 
 RESERVE_BYTES = 2 * 1024**3
 """Kept free for the rest of the host: what page cache and other processes need to make progress."""
@@ -129,12 +128,14 @@ class HostTier:
         """Whether the rows of all these plans are held."""
         return all(key in self._plans for key in keys)
 
-    def pages(self, key: PlanKey) -> list[Page]:
-        """The rows of a held plan, in order."""
-        return [self._page(index) for index in self._plans[key].pages]
+    @property
+    def rows(self) -> dict[torch.dtype, torch.Tensor]:
+        """All pages, [pages, R] by dtype."""
+        return self._buffers
 
-    def _page(self, index: int) -> Page:
-        return {dtype: buffer[index] for dtype, buffer in self._buffers.items()}
+    def pages(self, key: PlanKey) -> list[int]:
+        """The pages of a held plan, one for each of its rows in order."""
+        return list(self._plans[key].pages)
 
     def refresh(self, group: Group) -> bool:
         """Marks a group as the most recently used; adds it if all its plans are held. False if they are not."""
@@ -152,7 +153,7 @@ class HostTier:
 
         Args:
             lengths: Distinct rows of each plan, in the group's order.
-            copy_in: Copies a plan's rows into the pages given.
+            copy_in: Copies plans' rows into the pages given.
             settle: Returns when all copies have ended, or raises what went wrong with them.
 
         Returns:
@@ -181,8 +182,7 @@ class HostTier:
             self._evict_oldest_group()
         taken = {key: [self._free.pop() for _ in range(length)] for key, length in missing.items()}
         try:
-            for key, indices in taken.items():
-                copy_in(key, [self._page(index) for index in indices])
+            copy_in(taken)
             settle()
         except BaseException as error:
             self._free.extend(index for indices in taken.values() for index in indices)

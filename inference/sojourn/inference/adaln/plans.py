@@ -38,10 +38,12 @@ class Plan:
         """
         if rows < 1:
             raise ValueError(f"a plan has at least one row, not {rows}")
-        frozen = {name: value.detach().clone() for name, value in inputs.items()}
-        on_host = {name: value.cpu().contiguous() for name, value in frozen.items()}
+        frozen = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in inputs.items()}
+        on_host = {name: value.cpu() for name, value in frozen.items()}
         _refuse_nonfinite(on_host)
-        return cls(inputs=frozen, rows=rows, key=_key(on_host, rows), row_index=_row_index(on_host, rows))
+        bits = {name: _bits(value) for name, value in on_host.items()}
+        key = _key(on_host, bits, rows)
+        return cls(inputs=frozen, rows=rows, key=key, row_index=_row_index(on_host, bits, rows))
 
     @property
     def length(self) -> int:
@@ -80,18 +82,22 @@ def _bits(value: torch.Tensor) -> bytes:
     return value.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _key(inputs: Mapping[str, torch.Tensor], rows: int) -> PlanKey:
+def _key(inputs: Mapping[str, torch.Tensor], bits: Mapping[str, bytes], rows: int) -> PlanKey:
     """Every part carries its length, so that no two different plans write the same bytes."""
     parts = [struct.pack("<I", rows)]
     for name in sorted(inputs):
-        value = inputs[name]
-        head = f"{name}:{value.dtype}:{tuple(value.shape)}".encode()
-        body = _bits(value)
-        parts += [struct.pack("<II", len(head), len(body)), head, body]
+        head = f"{name}:{inputs[name].dtype}:{tuple(inputs[name].shape)}".encode()
+        parts += [struct.pack("<II", len(head), len(bits[name])), head, bits[name]]
     return b"".join(parts)
 
 
-def _row_index(inputs: Mapping[str, torch.Tensor], rows: int) -> tuple[int, ...]:
-    per_row = [value for value in inputs.values() if value.ndim > 0 and value.shape[0] == rows]
+def _row_index(inputs: Mapping[str, torch.Tensor], bits: Mapping[str, bytes], rows: int) -> tuple[int, ...]:
+    """Rows are told apart by the bits of the inputs that have a value per row."""
+    per_row = [bits[name] for name, value in inputs.items() if value.ndim > 0 and value.shape[0] == rows]
     seen: dict[tuple[bytes, ...], int] = {}
-    return tuple(seen.setdefault(tuple(_bits(value[row]) for value in per_row), len(seen)) for row in range(rows))
+    return tuple(seen.setdefault(tuple(_cut(part, row, rows) for part in per_row), len(seen)) for row in range(rows))
+
+
+def _cut(part: bytes, row: int, rows: int) -> bytes:
+    size = len(part) // rows
+    return part[row * size : (row + 1) * size]

@@ -21,6 +21,9 @@ from sojourn.inference.adaln.weights import Part, WeightSource
 from torch import nn
 from torch.nn import functional
 
+# Of the tensors within a buffer: a cache line, as torch aligns its own.
+_ALIGNMENT_BYTES = 64
+
 
 @dataclass(frozen=True, eq=False)
 class Job:
@@ -155,26 +158,44 @@ class Projector:
     def _stream(
         self, names: Sequence[str], device: torch.device
     ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
-        """Each layer's weight and bias in turn; the next one is prefetched, the last one released."""
-        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adaln-prefetch") as ahead:
-            coming = ahead.submit(self._source.prefetch, self._parts(names[0])) if names else None
+        """Each layer's weight and bias in turn; while one computes, the next is read. Two are in memory at most."""
+        layers = [self._parts(name) for name in names]
+        buffers = [_buffer(max(map(self._layer_bytes, layers), default=0), device) for _ in range(2)]
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adaln-weights") as beside:
+            coming = beside.submit(self._read_layer, layers[0], buffers[0]) if layers else None
             for index, name in enumerate(names):
-                if coming is not None:
-                    coming.result()
-                more = index + 1 < len(names)
-                coming = ahead.submit(self._source.prefetch, self._parts(names[index + 1])) if more else None
-                parts = self._parts(name)
-                try:
-                    tensors = [self._load(part, name, device) for part in parts]
-                    yield name, tensors[0], tensors[1] if len(tensors) > 1 else None
-                finally:
-                    self._source.release(parts)
+                assert coming is not None
+                stored = coming.result()
+                if index + 1 < len(names):
+                    coming = beside.submit(self._read_layer, layers[index + 1], buffers[(index + 1) % 2])
+                beside.submit(self._source.forget, layers[index])
+                weight, *bias = (self._as_computed(tensor, name, device) for tensor in stored)
+                yield name, weight, bias[0] if bias else None
 
-    def _load(self, part: Part, name: str, device: torch.device) -> torch.Tensor:
-        stored = self._source.tensor(part)
-        self._read(stored.nbytes)
+    def _read_layer(self, parts: Sequence[Part], buffer: torch.Tensor) -> list[torch.Tensor]:
+        """Reads tensors one behind the other into a buffer."""
+        tensors, start = [], 0
+        for part in parts:
+            tensors.append(self._source.read(part, buffer[start:]))
+            self._read(tensors[-1].nbytes)
+            start += _aligned(tensors[-1].nbytes)
+        return tensors
+
+    def _layer_bytes(self, parts: Sequence[Part]) -> int:
+        return sum(_aligned(part.span(self._source.places[part.name])[1]) for part in parts)
+
+    def _as_computed(self, stored: torch.Tensor, name: str, device: torch.device) -> torch.Tensor:
         dtype = torch.float32 if self._precision is Precision.FP32 else self._table[name].dtype
         return stored.to(device=device, dtype=dtype)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def _buffer(nbytes: int, device: torch.device) -> torch.Tensor:
+    """Host memory to read into; page-locked for a device, which then copies from it directly."""
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
 def _file_order(source: WeightSource, name: str) -> tuple[int, int]:

@@ -31,6 +31,10 @@ class Slab:
             dtype: torch.empty(plans, width, elements, dtype=dtype, device=device)
             for dtype, elements in table.row_elements.items()
         }
+        self._outputs = {
+            name: self.rows[entry.dtype][:, :, entry.offset : entry.offset + entry.width]
+            for name, entry in table.entries.items()
+        }
 
     @property
     def device(self) -> torch.device:
@@ -61,9 +65,8 @@ class Slab:
             rows: [length, outputs], the outputs beginning at `first_output` of the projection.
             first_output: Not 0 where ranks share a projection's outputs.
         """
-        entry = self.table[name]
-        start = entry.offset + first_output
-        self.rows[entry.dtype][slot, : rows.shape[0], start : start + rows.shape[1]].copy_(rows)
+        last_output = first_output + rows.shape[1]
+        self._outputs[name][slot, : rows.shape[0], first_output:last_output].copy_(rows)
 
     def look_up(self, name: str, slot: torch.Tensor, length: int) -> torch.Tensor:
         """One projection's distinct rows, [length, outputs], by a slot index on the device.
@@ -75,10 +78,12 @@ class Slab:
             slot: [1] int64 on the slab's device.
             length: Distinct rows of the plan in the slot.
         """
-        entry = self.table[name]
-        rows = self.rows[entry.dtype][:, :length, entry.offset : entry.offset + entry.width]
-        return rows.index_select(0, slot)[0]
+        return self._outputs[name][:, :length].index_select(0, slot)[0]
 
-    def pages(self, slot: int, length: int) -> list[dict[torch.dtype, torch.Tensor]]:
-        """Views of a slot's flat rows, one by one: what a page of the host tier holds."""
-        return [{dtype: rows[slot, row] for dtype, rows in self.rows.items()} for row in range(length)]
+    def flat(self) -> dict[torch.dtype, torch.Tensor]:
+        """All rows one behind the other, [P · W, R] by dtype; row i of a slot is number slot · W + i."""
+        return {dtype: rows.view(-1, rows.shape[-1]) for dtype, rows in self.rows.items()}
+
+    def first_row(self, slot: int) -> int:
+        """The number among all rows of a slot's first one."""
+        return slot * self.width
