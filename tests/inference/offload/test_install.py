@@ -1,10 +1,13 @@
 """A whole pipeline under every placement makes the same clip, reports where it is, and tells residencyd."""
 
+import copy
 import logging
 import zlib
 
 import pytest
 import torch
+from sojourn.inference.adaln.caches import PlanCaches
+from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.errors import DoesNotFit
 from sojourn.inference.families.table import family_of
 from sojourn.inference.loading.components import build_component
@@ -48,12 +51,16 @@ def expected(tiny, make_request, make_watch, digest):
     return digest(tiny.run_clip(make_request(), 0, make_watch()))
 
 
+@pytest.mark.parametrize("cache", ["off", "on"])
 @pytest.mark.parametrize("mode", [Mode.RESIDENT, Mode.COMPONENT, Mode.LAYERWISE])
 def test_on_mapped_weights_every_mode_makes_the_same_clip(
-    mode, tiny_folder, make_request, make_watch, digest, expected, monkeypatch
+    mode, cache, tiny_folder, make_request, make_watch, digest, expected, monkeypatch
 ):
     monkeypatch.setattr(assemble, "find_pieces", lambda layers, mappings: find_small(layers, mappings))
-    pipeline = load_pipeline(tiny_folder, device=DeviceChoice.CPU, offload=options(mode))
+    pipeline = load_pipeline(
+        tiny_folder, device=DeviceChoice.CPU, offload=options(mode), plan_settings=PlanCacheSettings(mode=cache)
+    )
+    assert bool(pipeline.plans.transformers) is (cache == "on")
     for _ in range(2):
         assert digest(pipeline.run_clip(make_request(), 0, make_watch())) == expected
     pipeline.offload.close()
@@ -66,16 +73,17 @@ def find_small(layers, mappings):
     return find_pieces(layers, mappings, min_bytes=1)
 
 
+@pytest.mark.parametrize("cache", ["off", "on"])
 @pytest.mark.parametrize("policy", ResidentPolicy)
 @pytest.mark.parametrize(
     ("mode", "prefetch", "resident"),
     [(Mode.COMPONENT, 0, 0), (Mode.LAYERWISE, 0, 0), (Mode.LAYERWISE, 2, 1), (Mode.LAYERWISE, 0.99, 0.3)],
 )
 def test_on_a_device_of_its_own_memory_every_mode_makes_the_same_clip(
-    mode, prefetch, resident, policy, tiny_folder, make_request, make_watch, digest, expected, tiny
+    mode, prefetch, resident, policy, cache, tiny_folder, make_request, make_watch, digest, expected, tiny
 ):
     pipeline, streams, driver = on_a_device(
-        tiny_folder, mode, tiny, prefetch=prefetch, resident=resident, policy=policy
+        tiny_folder, mode, tiny, prefetch=prefetch, resident=resident, policy=policy, cache=cache
     )
     for _ in range(2):
         with Reads(streams):
@@ -87,7 +95,7 @@ def test_on_a_device_of_its_own_memory_every_mode_makes_the_same_clip(
     pipeline.offload.close()
 
 
-def on_a_device(folder_path, mode, tiny, *, observer=None, component_map=None, **rest):
+def on_a_device(folder_path, mode, tiny, *, cache="off", observer=None, component_map=None, **rest):
     """A pipeline whose device is a recording one in host memory."""
     folder = read_folder(folder_path)
     asked = options(mode, component_map=component_map, **rest)
@@ -95,24 +103,24 @@ def on_a_device(folder_path, mode, tiny, *, observer=None, component_map=None, *
         folder, stages_of(folder), Machine(device_bytes=8 * GIB, host_bytes=64 * GIB), asked, dtype=torch.bfloat16
     )
     cpu = torch.device("cpu")
+    plans = PlanCaches(PlanCacheSettings(mode=cache), cpu)
     components = {
-        name: build_component(part, dtype=torch.bfloat16, device=cpu) for name, part in folder.components.items()
+        name: build_component(part, dtype=torch.bfloat16, device=cpu, leave_out=plans.leave_out(name, part.class_name))
+        for name, part in folder.components.items()
     }
+    plans.open(components)
     streams, driver = RecordingStreams(), RecordingPinDriver()
     installed = install(
         components, plan, asked, device=cpu, observer=observer or Silent(),
         devices=Devices(streams=streams, driver=driver, empty_cache=lambda: None),
         reader=Roomy(),
     )  # fmt: skip
-    stock = tiny._stock
-    import copy
-
-    stock = copy.copy(stock)
+    stock = copy.copy(tiny._stock)
     for name, component in components.items():
         setattr(stock, name, component.value)
     pipeline = Pipeline(
         model_name="tiny", family=tiny.family, stock=stock, components=components, device=cpu, dtype=torch.bfloat16,
-        fingerprint=tiny._fingerprint,
+        fingerprint=tiny._fingerprint, plans=plans,
     )  # fmt: skip
     pipeline.offload, pipeline.life = installed, installed.life
     return pipeline, streams, driver
