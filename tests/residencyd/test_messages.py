@@ -1,5 +1,8 @@
 import pytest
+from sojourn.residencyd import specimen
+from sojourn.residencyd.family import Child
 from sojourn.residencyd.messages import differ
+from sojourn.residencyd.messages import residency as as_message
 from sojourn.v1 import residency_pb2 as pb
 
 
@@ -28,6 +31,19 @@ def residency(resident: int = 0, *, reason: str = "", **more: object) -> pb.Resi
 )
 def test_what_is_a_change(after: pb.Residency, threshold: int, different: bool) -> None:
     assert differ(residency(100), after, threshold_bytes=threshold) is different
+
+
+def test_all_of_a_snapshot_arrives() -> None:
+    message = as_message(specimen.snapshot(), children=lambda pid: [Child(2, "worker", 3)])
+    (process,) = message.processes
+    assert [part.name for part in process.components] == ["transformer", "vae"]
+    assert [part.page_cache.estimate for part in process.components] == [False, True]
+    assert process.children == [pb.ChildProcess(pid=2, name="worker", resident_bytes=3)]
+    assert message.memory.HasField("tightest"), "a limit of 0 is a limit"
+    assert set(message.memory.pressure) == {"cpu", "io", "memory"}
+    assert [(device.device, device.absent_reason) for device in message.devices] == [("0", ""), ("1", "not_supported")]
+    assert all(source.usable for source in message.sources)
+    assert message.HasField("headroom")
 
 
 def test_room_moves_by_itself_and_cold_bytes_do_not() -> None:

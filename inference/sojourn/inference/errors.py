@@ -77,6 +77,27 @@ class ModelError(SojournError):
         self.path = path
 
 
+class DoesNotFit(SojournError):
+    """The memory plan finds no placement that fits; refused before anything is loaded.
+
+    Attributes:
+        space: "device" or "host".
+        needed_bytes: What the busiest stage needs there.
+        available_bytes: What there is.
+    """
+
+    def __init__(
+        self, space: str, *, needed_bytes: int, available_bytes: int, stage: str, changes: tuple[str, ...]
+    ) -> None:
+        super().__init__(
+            f"the model does not fit: stage {stage} needs {needed_bytes} bytes of {space} memory and there are "
+            f"{available_bytes}; " + "; or ".join(changes)
+        )
+        self.space = space
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+
+
 class RequestStopped(BaseException):
     """Ends a running request from within the pipeline.
 

@@ -5,7 +5,7 @@ target label of Prometheus; what can be absent comes from a collector, without t
 `Telemetry`, so that tests read their own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
@@ -31,6 +31,7 @@ from sojourn.inference.adaln.counters import (
     Tier,
 )
 from sojourn.inference.adaln.refusals import RequestReason
+from sojourn.inference.offload.observer import Fallback, Stuck
 from sojourn.inference.requests import QualityTier, Workflow
 from sojourn.inference.watch import Stage
 
@@ -84,6 +85,120 @@ class _Late:
             help_text = "Unix time of the last step or stage boundary."
             at = self.last_progress_timestamp_seconds
             yield GaugeMetricFamily("sojourn_last_progress_timestamp_seconds", help_text, value=at)
+
+
+class OffloadMetrics:
+    """Where weights are and what moves them; offload's observer.
+
+    Series of a component appear with it, its counters at 0 (in `planned`, before anything can move them).
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.layers = Gauge(
+            "sojourn_offload_layers", "Layers by the tier that the host keeps them in.", ["component", "tier"],
+            registry=registry,
+        )  # fmt: skip
+        self.pinned_bytes = Gauge("sojourn_offload_pinned_bytes", "Host memory that is locked.", registry=registry)
+        self.pin_budget_bytes = Gauge(
+            "sojourn_offload_pin_budget_bytes", "Host memory that may be locked.", registry=registry
+        )
+        self.fallbacks = Counter(
+            "sojourn_offload_fallbacks_total", "Fast paths given up.", ["reason"], registry=registry
+        )
+        self.stage_read_bytes = Counter(
+            "sojourn_stage_read_bytes_total", "Read from storage by the whole process while a stage ran.", ["stage"],
+            registry=registry,
+        )  # fmt: skip
+        self._movement_metrics(registry)
+        self._plan_metrics(registry)
+        for reason in Fallback:
+            self.fallbacks.labels(reason)
+        for stage in Stage:
+            self.stage_read_bytes.labels(stage)
+
+    def _movement_metrics(self, registry: CollectorRegistry) -> None:
+        self.wait_seconds = Counter(
+            "sojourn_offload_wait_seconds_total", "Time that computation has waited for weights.", ["component"],
+            registry=registry,
+        )  # fmt: skip
+        self.copied_bytes = Counter(
+            "sojourn_offload_copied_bytes_total", "Weights copied from host to device.", ["component"],
+            registry=registry,
+        )  # fmt: skip
+        self.pageout_requested_bytes = Counter(
+            "sojourn_pageout_requested_bytes_total", "Resident bytes given to MADV_PAGEOUT.", ["component"],
+            registry=registry,
+        )  # fmt: skip
+        self.pageout_verified_bytes = Counter(
+            "sojourn_pageout_verified_bytes_total", "Of the requested bytes, those found gone afterwards.",
+            ["component"], registry=registry,
+        )  # fmt: skip
+        self.pageout_stuck_bytes = Gauge(
+            "sojourn_pageout_stuck_bytes", "Bytes that the last page-out left in memory.", ["component", "reason"],
+            registry=registry,
+        )  # fmt: skip
+
+    def _plan_metrics(self, registry: CollectorRegistry) -> None:
+        self.plan_bytes = Gauge(
+            "sojourn_memory_plan_bytes", "Planned placement of weights.", ["component", "tier"], registry=registry
+        )
+        self.plan_peak_bytes = Gauge(
+            "sojourn_memory_plan_peak_bytes", "The most that a stage is expected to take.", ["space"],
+            registry=registry,
+        )  # fmt: skip
+        self.plan_budget_bytes = Gauge(
+            "sojourn_memory_plan_budget_bytes", "What may be taken.", ["space"], registry=registry
+        )
+
+    def placed(self, *, component: str, layers_by_tier: Mapping[str, int]) -> None:
+        """See `Observer`."""
+        for tier, layers in layers_by_tier.items():
+            self.layers.labels(component, tier).set(layers)
+
+    def pinned(self, *, booked_bytes: int, budget_bytes: int) -> None:
+        """See `Observer`."""
+        self.pinned_bytes.set(booked_bytes)
+        self.pin_budget_bytes.set(budget_bytes)
+
+    def waited(self, *, component: str, seconds: float) -> None:
+        """See `Observer`."""
+        self.wait_seconds.labels(component).inc(seconds)
+
+    def copied(self, *, component: str, size_bytes: int) -> None:
+        """See `Observer`."""
+        self.copied_bytes.labels(component).inc(size_bytes)
+
+    def fell_back(self, *, reason: Fallback) -> None:
+        """See `Observer`."""
+        self.fallbacks.labels(reason).inc()
+
+    def paged_out(self, *, component: str, requested_bytes: int, verified_bytes: int) -> None:
+        """See `Observer`."""
+        self.pageout_requested_bytes.labels(component).inc(requested_bytes)
+        self.pageout_verified_bytes.labels(component).inc(verified_bytes)
+
+    def stuck(self, *, component: str, by_reason: Mapping[Stuck, int]) -> None:
+        """See `Observer`."""
+        for reason, size_bytes in by_reason.items():
+            self.pageout_stuck_bytes.labels(component, reason).set(size_bytes)
+
+    def stage_read(self, *, stage: str, size_bytes: int) -> None:
+        """See `Observer`."""
+        self.stage_read_bytes.labels(stage).inc(size_bytes)
+
+    def planned(self, *, component: str, bytes_by_tier: Mapping[str, int]) -> None:
+        """See `Observer`."""
+        for tier, size_bytes in bytes_by_tier.items():
+            self.plan_bytes.labels(component, tier).set(size_bytes)
+        self.waited(component=component, seconds=0)
+        self.copied(component=component, size_bytes=0)
+        self.paged_out(component=component, requested_bytes=0, verified_bytes=0)
+        self.stuck(component=component, by_reason=dict.fromkeys(Stuck, 0))
+
+    def peak(self, *, space: str, expected_bytes: int, budget_bytes: int) -> None:
+        """See `Observer`."""
+        self.plan_peak_bytes.labels(space).set(expected_bytes)
+        self.plan_budget_bytes.labels(space).set(budget_bytes)
 
 
 class _PlanCacheGauges:
@@ -214,6 +329,7 @@ class Telemetry:
 
     Attributes:
         registry: What the exporter reads.
+        offload: Where weights are and what moves them.
         plan_cache: Hears of what the plan caches do.
     """
 
@@ -229,6 +345,7 @@ class Telemetry:
         self._build_metrics(registry)
         self._request_metrics(registry)
         self._work_metrics(registry)
+        self.offload = OffloadMetrics(registry)
         self.plan_cache = PlanCacheMetrics(registry)
         self.requests_waiting_limit.set(max_waiting)
         self.state("loading")

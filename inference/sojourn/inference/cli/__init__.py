@@ -13,6 +13,7 @@ from sojourn.inference.cli import adaln
 from sojourn.inference.cli.exits import CommandFailed, Exit
 from sojourn.inference.cli.generate import generate
 from sojourn.inference.cli.inspect import inspect
+from sojourn.inference.cli.plan import plan
 from sojourn.inference.cli.serve import serve
 from sojourn.inference.errors import SojournError
 
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(generate)
 app.command()(inspect)
+app.command()(plan)
 app.add_typer(adaln.app, name="adaln")
 
 

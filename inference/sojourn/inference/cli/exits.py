@@ -45,6 +45,7 @@ class CommandFailed(Exception):
 _BY_ERROR: dict[type[BaseException], Exit] = {
     errors.InvalidRequest: Exit.INVALID,
     errors.Unsupported: Exit.NOT_NOW,
+    errors.DoesNotFit: Exit.NOT_NOW,
     errors.NotServing: Exit.NOT_NOW,
     errors.QueueFull: Exit.NOT_NOW,
     errors.DeadlineTooShort: Exit.DEADLINE,

@@ -8,6 +8,9 @@ import typer
 from sojourn.inference.adaln.counters import Observer
 from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.cli.exits import CommandFailed, Exit
+from sojourn.inference.offload.observer import Observer as OffloadObserver
+from sojourn.inference.offload.observer import silent
+from sojourn.inference.offload.options import OffloadOptions
 
 if TYPE_CHECKING:
     from sojourn.inference.pipeline import Pipeline
@@ -47,6 +50,8 @@ def lazily_loaded(
     fingerprint_cache: Path | None = None,
     plan_settings: PlanCacheSettings | None = None,
     plan_observer: Observer | None = None,
+    offload: OffloadOptions | None = None,
+    offload_observer: OffloadObserver = silent,
 ) -> "Callable[[], Pipeline]":
     """What loads the model when called.
 
@@ -67,6 +72,8 @@ def lazily_loaded(
             fingerprint_cache=fingerprint_cache,
             plan_settings=plan_settings,
             plan_observer=plan_observer,
+            offload=offload,
+            offload_observer=offload_observer,
         )
 
     return load

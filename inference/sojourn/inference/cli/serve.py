@@ -12,11 +12,13 @@ from sojourn.inference.adaln.refusals import SettingRefused
 from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.cli.exits import CommandFailed, Exit
 from sojourn.inference.cli.loading import DeviceOption, PrecisionOption, lazily_loaded
+from sojourn.inference.offload.options import OffloadOptions, parse_size
+from sojourn.inference.offload.settings import parse_settings
 from sojourn.inference.server.config import Address, ConfigError, ServerConfig
 from sojourn.inference.server.main import run
 from sojourn.inference.telemetry import Telemetry
 
-SECURITY, LIMITS, WATCHING, PLANS = "Security", "Limits", "Watching", "AdaLN plan cache"
+SECURITY, LIMITS, WATCHING, PLANS, OFFLOAD = "Security", "Limits", "Watching", "AdaLN plan cache", "Offload"
 _DEFAULTS = PlanCacheSettings()
 
 
@@ -114,6 +116,40 @@ def serve(
             rich_help_panel=PLANS,
         ),
     ] = _DEFAULTS.precision.value,
+    device_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="What the model may take of the device, such as 24Gi; what is free by default.",
+            metavar="SIZE",
+            rich_help_panel=OFFLOAD,
+        ),
+    ] = None,
+    host_memory: Annotated[
+        str | None,
+        typer.Option(
+            help="What it may take of the host; what is available by default.",
+            metavar="SIZE",
+            rich_help_panel=OFFLOAD,
+        ),
+    ] = None,
+    offload: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="How a component is offloaded, such as transformer=layerwise,prefetch=2,resident=0.5,policy=strided; "
+            "modes are auto, resident, component and layerwise.",
+            metavar="COMPONENT=MODE",
+            rich_help_panel=OFFLOAD,
+        ),
+    ] = None,
+    component_map: Annotated[
+        Path | None,
+        typer.Option(
+            help="File to publish the component map in, for residencyd.",
+            envvar="SOJOURN_COMPONENT_MAP",
+            show_envvar=True,
+            rich_help_panel=OFFLOAD,
+        ),
+    ] = None,
     metrics_listen: Annotated[
         str, typer.Option(help="HOST:PORT for Prometheus; 'off' for none.", rich_help_panel=WATCHING)
     ] = str(ServerConfig.metrics_listen),
@@ -154,13 +190,19 @@ def serve(
             store_bytes=adaln_store_bytes,
             precision=adaln_precision,  # type: ignore[arg-type]
         )
-    except (ConfigError, SettingRefused) as error:
+        placement = OffloadOptions(
+            device_memory_bytes=parse_size(device_memory) if device_memory else None,
+            host_memory_bytes=parse_size(host_memory) if host_memory else None,
+            settings=parse_settings(offload or ()),
+            component_map=str(component_map) if component_map else None,
+        )
+    except (ConfigError, SettingRefused, ValueError) as error:
         raise CommandFailed(str(error), Exit.INVALID) from None
     telemetry = Telemetry(model_name=config.model_name, max_waiting=config.max_waiting)
     logs.configure(
         human=log_format is LogFormat.HUMAN,
         print_level=logging.getLevelNamesMapping()[log_level.upper()],
-        count=lambda level: telemetry.log_lines.labels(level).inc(),
+        count=telemetry.log_line,
     )
     load = lazily_loaded(
         model,
@@ -170,5 +212,7 @@ def serve(
         fingerprint_cache=fingerprint_cache,
         plan_settings=plans,
         plan_observer=telemetry.plan_cache,
+        offload=placement,
+        offload_observer=telemetry.offload,
     )
     sys.exit(run(config, load, telemetry=telemetry))

@@ -1,6 +1,7 @@
 """From a model folder to a pipeline."""
 
 import logging
+import os
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -19,8 +20,14 @@ from sojourn.inference.loading import errors
 from sojourn.inference.loading.components import Component, build_component
 from sojourn.inference.loading.fingerprint import BackgroundFingerprint, checkpoint_fingerprint
 from sojourn.inference.loading.folder import ModelFolder, read_folder
+from sojourn.inference.offload.install import install, log_component
+from sojourn.inference.offload.observer import Observer as OffloadObserver
+from sojourn.inference.offload.observer import silent
+from sojourn.inference.offload.options import OffloadOptions
+from sojourn.inference.offload.planning import plan_model, this_machine, with_plan_caches
+from sojourn.inference.offload.room import RoomReader
 from sojourn.inference.pipeline.pipeline import Pipeline
-from sojourn.inference.pipeline.workflow import components_of, workflow_leaves
+from sojourn.inference.pipeline.workflow import components_of, served_stages, workflow_leaves
 
 
 class DeviceChoice(StrEnum):
@@ -47,6 +54,8 @@ def load_pipeline(
     fingerprint_cache: Path | None = None,
     plan_settings: PlanCacheSettings | None = None,
     plan_observer: Observer | None = None,
+    offload: OffloadOptions | None = None,
+    offload_observer: OffloadObserver = silent,
 ) -> Pipeline:
     """Loads a diffusers modular model folder. Nothing is downloaded.
 
@@ -58,9 +67,12 @@ def load_pipeline(
         fingerprint_cache: Folder to keep the digests of weight files in between starts.
         plan_settings: Of the AdaLN plan cache; None for its defaults.
         plan_observer: Counts what the plan cache does.
+        offload: What to place weights by; the defaults if None.
+        offload_observer: Told where weights are and what moves them.
 
     Raises:
         ModelError: The folder cannot be served; the reason says why.
+        DoesNotFit: The memory plan finds no placement; the message has the number needed.
         Unsupported: CUDA was asked for and there is none, or the plan cache was asked for and cannot serve the model.
     """
     where = torch_device(device)
@@ -70,12 +82,25 @@ def load_pipeline(
     _check_serves_something(folder, family)
     dtype: torch.dtype = getattr(torch, precision.value)
     plans = PlanCaches(plan_settings or PlanCacheSettings(), where, plan_observer or Counters())
+    left_out = {name: plans.leave_out(name, part.class_name) for name, part in folder.components.items()}
+    options = with_plan_caches(offload or OffloadOptions(), folder, plans.settings)
+    stages = served_stages(family, folder.components)
+    machine = this_machine(where, options, reader=RoomReader(os.getpid()))
+    plan = plan_model(folder, stages, machine, options, dtype=dtype)
+    plan.check()
     components = {
-        name: build_component(part, dtype=dtype, device=where, leave_out=plans.leave_out(name, part.class_name))
+        name: build_component(
+            part,
+            dtype=dtype,
+            device=where if plan.resident(name) else torch.device("cpu"),
+            leave_out=left_out[name],
+        )
         for name, part in folder.components.items()
     }
     plans.open(components)
-    return Pipeline(
+    for component in components.values():
+        log_component(component)
+    pipeline = Pipeline(
         model_name=model_name or path.resolve().name,
         family=family,
         stock=_stock_pipeline(folder, family, components),
@@ -85,6 +110,10 @@ def load_pipeline(
         fingerprint=_fingerprint(components, fingerprint_cache),
         plans=plans,
     )
+    placed = install(components, plan, options, device=where, observer=offload_observer)
+    placed.log_settled()
+    pipeline.offload, pipeline.life = placed, placed.life
+    return pipeline
 
 
 def torch_device(choice: DeviceChoice) -> torch.device:

@@ -18,8 +18,10 @@ from sojourn.inference.errors import FieldViolation, InvalidRequest, Unsupported
 from sojourn.inference.families.family import Family, Medium
 from sojourn.inference.loading.components import Component
 from sojourn.inference.loading.fingerprint import BackgroundFingerprint
+from sojourn.inference.offload.install import Offload
+from sojourn.inference.offload.lifecycle import LifeCycle, declare, driving
 from sojourn.inference.pipeline.guards import EVALUATIONS_INPUT, WATCH_INPUT
-from sojourn.inference.pipeline.workflow import components_of, guarded, workflow_leaves
+from sojourn.inference.pipeline.workflow import components_of, guarded, stage_components, workflow_leaves
 from sojourn.inference.requests import Clip, Defaults, GenerationRequest, Limits, Workflow
 from sojourn.inference.watch import Stage, Watch
 
@@ -46,6 +48,8 @@ class Pipeline:
         defaults: What a request gets that does not say.
         components: Its components by name, in the order of the model's index.
         unavailable: Why a workflow cannot be served, for those that cannot.
+        life: When components come and go; where nothing else is set, all of them stay.
+        offload: Where the weights are and by which plan; None where the pipeline was made without one.
         plans: The AdaLN plan caches of its transformers.
     """
 
@@ -68,6 +72,8 @@ class Pipeline:
         self.components = components
         self.limits: Limits = family.limits(stock)
         self.defaults: Defaults = family.defaults(stock)
+        self.life = LifeCycle({})
+        self.offload: Offload | None = None
         self._stock = stock
         self._fingerprint = fingerprint
         self.plans = plans
@@ -78,6 +84,11 @@ class Pipeline:
         self._cached = {workflow: plans.for_component(components_of(blocks)) for workflow, blocks in leaves.items()}
         self._blocks = {
             (workflow, until): guarded(with_plans(blocks, self._cached[workflow]), family.stages, until=until)
+            for workflow, blocks in leaves.items()
+            for until in (Stage.DENOISE, Stage.DECODE)
+        }
+        self._uses = {
+            (workflow, until): declare(stage_components(blocks, family.stages, until=until))
             for workflow, blocks in leaves.items()
             for until in (Stage.DENOISE, Stage.DECODE)
         }
@@ -199,6 +210,7 @@ class Pipeline:
         Raises:
             InvalidRequest, Unsupported: See `check`; also Unsupported where a block lacks a package.
             RequestStopped: Cancelled, out of time, or a NaN or infinity came up.
+            ModelError: A weight file was cut while it was mapped.
         """
         self.check(request)
         until = Stage.DECODE if request.decodes else Stage.DENOISE
@@ -210,9 +222,9 @@ class Pipeline:
         # Noise is drawn on the CPU whatever the device: a seed means the same noise everywhere.
         state.set("generator", torch.Generator().manual_seed(request.seeds[clip_index]))
         state.set(EVALUATIONS_INPUT, schedule.evaluations)
-        state.set(WATCH_INPUT, watch)
         try:
-            with torch.no_grad():
+            with self.life.open(self._uses[request.workflow, until]) as uses, torch.no_grad():
+                state.set(WATCH_INPUT, driving(uses, watch))
                 blocks(self._for_request(schedule.schedulers), state)
         except ImportError as error:
             raise Unsupported(str(error)) from error

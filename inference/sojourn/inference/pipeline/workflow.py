@@ -5,7 +5,7 @@ begin with the top-level block. Between any two of them stands a checkpoint, bef
 and at the end of the denoising loop a guard.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import diffusers
@@ -27,6 +27,34 @@ def components_of(leaves: Mapping[str, ModularPipelineBlocks]) -> frozenset[str]
     """Returns the names of the components that a workflow's blocks use and a model folder has to bring."""
     specs = (spec for block in leaves.values() for spec in block.expected_components)
     return frozenset(spec.name for spec in specs if spec.default_creation_method == "from_pretrained")
+
+
+def stage_components(
+    leaves: Mapping[str, ModularPipelineBlocks], stages: Mapping[str, Stage], *, until: Stage = Stage.DECODE
+) -> list[tuple[Stage, frozenset[str]]]:
+    """Returns the names of the components that each stage uses, in order; stages that use none are left out."""
+    order = list(Stage)
+    used: dict[Stage, frozenset[str]] = {}
+    for name, block in leaves.items():
+        stage = _stage(name, stages)
+        if order.index(stage) <= order.index(until):
+            used[stage] = used.get(stage, frozenset()) | components_of({name: block})
+    return [(stage, names) for stage, names in used.items() if names]
+
+
+def served_stages(family: Family, present: Collection[str]) -> list[tuple[Stage, frozenset[str]]]:
+    """Returns the stages of every workflow whose components are all there, with the components that each uses.
+
+    Args:
+        family: Of the model.
+        present: Names of the components that its folder holds.
+    """
+    stages: list[tuple[Stage, frozenset[str]]] = []
+    for workflow in family.media:
+        used = stage_components(workflow_leaves(family, workflow), family.stages)
+        if all(names <= set(present) for _, names in used):
+            stages += used
+    return stages
 
 
 def guarded(

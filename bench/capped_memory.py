@@ -1,0 +1,454 @@
+"""A model larger than its memory: seconds per step and bytes read per step under a cap, ours beside others.
+
+Makes an H3-shaped transformer (50 layers, bf16, about 2.3 GB, of which 1.0 GB are AdaLN projections; random weights,
+seeded) and runs its denoising steps once per contender, each in a process and a control group of its own that is capped
+at 2000 MiB, from a cold page cache. One contender, the stock model with all its weights resident, has no cap: it is
+what the others are measured against. Every contender computes the same steps; equal sums mean equal bits.
+
+    python bench/capped_memory.py            # table beside goals; exit code 1 if a goal is missed
+    python bench/capped_memory.py --json
+
+Needs a memory controller that it may make a control group in (root, or delegated), v1 or v2; without one it says so and
+exits 0. Run it on an otherwise idle machine.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+for part in ("proto", "inference", "residencyd"):
+    sys.path.insert(0, str(ROOT / part))
+
+MIB = 1 << 20
+CAP_MIB = 2000
+WARM_UP, STEPS = 5, 9
+# Rows of one step (24): few, so that a step takes about as long as reading its weights once from memory. With more rows
+# computation hides what is measured here.
+VIDEO, AUDIO, TEXT = (1, 4, 4), 4, 4
+
+CONFIG = {
+    "num_attention_heads": 10, "attention_head_dim": 128, "hidden_size": 992, "num_layers": 50,
+    "num_refiner_layers": 2, "ffn_dim": 2624, "in_channels": 24, "audio_in_channels": 32, "patch_size": (1, 2, 2),
+    "text_dim": 992, "freq_dim": 256, "time_embed_hidden_dim": 992, "time_embed_dim": 544, "rope_freq_dim": 16,
+}  # fmt: skip
+
+CONTENDERS = {
+    "resident": "stock, resident, no cap",
+    "mapped": "plain mapped",
+    "accelerate": "accelerate disk offload",
+    "diffusers": "diffusers group offload to disk",
+    "ours": "ours, without plan cache",
+    "cached": "ours, with plan cache",
+}
+
+
+# The model
+
+
+def make_model(folder: Path) -> None:
+    """Writes the checkpoint unless it is there."""
+    if (folder / "done").exists():
+        return
+    import torch
+    from diffusers import MiniMaxH3Transformer3DModel
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with torch.device("meta"):
+        model = MiniMaxH3Transformer3DModel(**CONFIG)
+    kept = set(model._keep_in_fp32_modules or ())
+    tensors = {}
+    for name, parameter in model.state_dict().items():
+        generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:6]))
+        dtype = torch.float32 if kept & set(name.split(".")) else torch.bfloat16
+        scale = 0.02 if parameter.dim() > 1 else 0.01
+        tensor = torch.randn(parameter.shape, generator=generator, dtype=torch.float32) * scale
+        tensors[name] = (tensor + 1 if "norm" in name and parameter.dim() == 1 and "linear" not in name else tensor).to(
+            dtype
+        )
+    save_file(tensors, folder / "diffusion_pytorch_model.safetensors", metadata={"format": "pt"})
+    model.save_config(folder)
+    flush(folder)
+    (folder / "done").touch()
+
+
+def flush(folder: Path) -> None:
+    """Writes files out and drops them from the page cache, so that whoever reads them pays for it."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def steps() -> list[dict[str, Any]]:
+    """The inputs of every step: a schedule of distinct timesteps, two modalities."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    frames, height, width = VIDEO
+    rows = frames * height * width
+    total = rows + AUDIO + TEXT
+    fixed = {
+        "hidden_states": torch.randn(1, rows, CONFIG["in_channels"] * 4, generator=generator),
+        "audio_hidden_states": torch.randn(1, AUDIO, CONFIG["audio_in_channels"], generator=generator),
+        "encoder_hidden_states": torch.randn(1, TEXT, CONFIG["text_dim"], generator=generator).bfloat16(),
+        "token_tags": torch.tensor([0] * rows + [2] * AUDIO + [1] * TEXT),
+        "timestep_indices": torch.tensor([0] * rows + [1] * AUDIO + [0] * TEXT),
+        "position_ids": torch.stack([torch.arange(total)] * 3, dim=-1),
+        "video_indices": torch.arange(rows),
+        "audio_indices": torch.arange(rows, rows + AUDIO),
+        "text_indices": torch.arange(rows + AUDIO, total),
+        "return_dict": False,
+    }
+    grid = torch.linspace(0.02, 0.98, WARM_UP + STEPS)
+    return [fixed | {"timestep": torch.stack([t, t * 0.9 + 0.01])} for t in grid]
+
+
+# The contenders, each in a process of its own. Every function returns the model.
+
+
+def resident(folder: Path) -> Any:
+    import torch
+    from diffusers import MiniMaxH3Transformer3DModel
+
+    model = MiniMaxH3Transformer3DModel.from_pretrained(folder, dtype=torch.bfloat16)
+    for parameter in model.parameters():  # a loader may have mapped them
+        parameter.data = parameter.data.clone()
+    return model
+
+
+def mapped(folder: Path) -> Any:
+    return our_model(folder)
+
+
+def accelerate(folder: Path) -> Any:
+    import torch
+    from accelerate import disk_offload
+
+    # Writes its own copy of the weights the first time.
+    return disk_offload(our_model(folder), str(folder.parent / "accelerate"), execution_device=torch.device("cpu"))
+
+
+def diffusers(folder: Path) -> Any:
+    import torch
+    from diffusers.hooks import apply_group_offloading
+
+    model = our_model(folder)
+    apply_group_offloading(
+        model,
+        onload_device=torch.device("cpu"),
+        offload_device=torch.device("cpu"),
+        offload_type="block_level",
+        num_blocks_per_group=1,
+        offload_to_disk_path=str(folder.parent / "diffusers"),
+    )
+    return model
+
+
+def ours(folder: Path) -> Any:
+    model = our_model(folder)
+    under_advice(model)
+    return model
+
+
+def cached(folder: Path) -> Any:
+    model = our_model(folder)
+    under_cache(model, folder)
+    under_advice(model)
+    return model
+
+
+def our_model(folder: Path) -> Any:
+    """The model on its mapped weights, as the engine loads it."""
+    import torch
+    from sojourn.inference.loading.components import build_component
+    from sojourn.inference.loading.folder import ComponentFolder, ComponentKind
+    from sojourn.inference.loading.safetensors_file import read_safetensors
+
+    part = ComponentFolder(
+        name="transformer",
+        library="diffusers",
+        class_name="MiniMaxH3Transformer3DModel",
+        kind=ComponentKind.MODEL,
+        path=folder,
+        config=json.loads((folder / "config.json").read_text()),
+        files=(read_safetensors(folder / "diffusion_pytorch_model.safetensors"),),
+    )
+    return build_component(part, dtype=torch.bfloat16, device=torch.device("cpu")).value
+
+
+def under_advice(model: Any) -> None:
+    """Page advice within every pass."""
+    from sojourn.inference.offload.assemble import paged
+    from sojourn.inference.offload.observer import Silent
+    from sojourn.inference.offload.settings import OffloadSettings, ResidentPolicy
+
+    class Told(Silent):
+        waited_seconds = requested_bytes = verified_bytes = 0.0
+
+        def waited(self, *, component: str, seconds: float) -> None:
+            self.waited_seconds += seconds
+
+        def paged_out(self, *, component: str, requested_bytes: int, verified_bytes: int) -> None:
+            self.requested_bytes += requested_bytes
+            self.verified_bytes += verified_bytes
+
+    model.told = Told()
+    strategy = paged(
+        "transformer",
+        model,
+        settings=OffloadSettings(policy=ResidentPolicy.STRIDED),
+        layerwise=True,
+        observer=model.told,
+        warn=lambda text: print(text, file=sys.stderr),
+    )
+    model.page_window = strategy.window
+
+
+def under_cache(model: Any, folder: Path) -> None:
+    """The plan cache, with the rows of every step projected ahead."""
+    import torch
+    from sojourn.inference.adaln.cache import PlanCache
+    from sojourn.inference.adaln.counters import Counters
+    from sojourn.inference.adaln.cursor import Cursor
+    from sojourn.inference.adaln.families import MINIMAX_H3
+    from sojourn.inference.adaln.host import HostTier
+    from sojourn.inference.adaln.projection import Projector
+    from sojourn.inference.adaln.ranks import OneRank
+    from sojourn.inference.adaln.replace import replace_projections, stand_ins
+    from sojourn.inference.adaln.slab import Slab
+    from sojourn.inference.adaln.weights import MappedWeights
+    from sojourn.inference.loading.mapping import MappedFile
+    from sojourn.inference.loading.safetensors_file import read_safetensors
+
+    weights = MappedWeights([MappedFile(read_safetensors(folder / "diffusion_pytorch_model.safetensors"))])
+    table = replace_projections(model, MINIMAX_H3)
+    counters = Counters()
+    slab = Slab(table, plans=WARM_UP + STEPS, width=2, device=torch.device("cpu"))
+    cache = PlanCache(
+        family=MINIMAX_H3,
+        slab=slab,
+        projector=Projector(model, MINIMAX_H3, table, weights, ranks=OneRank(), read=counters.read),
+        observer=counters,
+        host=HostTier(table, 0),
+    )
+    cursor = Cursor(slab, cache.find)
+    for stand_in in stand_ins(model):
+        stand_in.attach(cursor)
+    model.register_forward_pre_hook(lambda module, args, kwargs: cursor.begin(kwargs), with_kwargs=True)
+    model.register_forward_hook(lambda *_: cursor.end(), always_call=True)
+    model.prepare_plans = cache.prepare
+
+
+MAKERS: dict[str, Callable[[Path], Any]] = {
+    "resident": resident,
+    "mapped": mapped,
+    "accelerate": accelerate,
+    "diffusers": diffusers,
+    "ours": ours,
+    "cached": cached,
+}
+
+
+def measure(contender: str, folder: Path) -> dict[str, Any]:
+    """Runs one contender in this process."""
+    import torch
+    from sojourn.residencyd.kernel.process import read_status
+    from sojourn.residencyd.kernel.process_io import read_io
+
+    inputs = steps()
+    model = MAKERS[contender](folder)
+    digest = hashlib.sha256()
+    seconds, reads, kept = [], [], []
+    with torch.inference_mode():
+        lease = (
+            model.prepare_plans([{"timestep": step["timestep"]} for step in inputs]) if contender == "cached" else None
+        )
+        for step in inputs:
+            read_before, began = read_io().read_bytes, time.perf_counter()
+            outputs = model(**step)
+            seconds.append(time.perf_counter() - began)
+            reads.append(read_io().read_bytes - read_before)
+            for output in outputs:
+                digest.update(output.float().contiguous().numpy().tobytes())
+            kept.append(window_of(model))
+        del lease
+    return {
+        "seconds": statistics.median(seconds[WARM_UP:]),
+        "read_bytes": statistics.median(reads[WARM_UP:]),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "anonymous_bytes": read_status(os.getpid()).rss_anonymous_bytes,
+        "sha256": digest.hexdigest(),
+        "weight_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
+        "kept_bytes": kept[-1],
+        "room_bytes": room_of(model),
+        "told": vars(getattr(model, "told", object())) if hasattr(model, "told") else None,
+        "all_seconds": [round(value, 4) for value in seconds],
+        "all_reads_mib": [round(value / MIB, 1) for value in reads],
+    }
+
+
+def window_of(model: Any) -> int | None:
+    """What the page window keeps, of the layers; None without one."""
+    window = getattr(model, "page_window", None)
+    return window.plan.kept_bytes if window is not None else None
+
+
+def room_of(model: Any) -> int | None:
+    """What the kernel leaves for all weights, as the page window has measured it; None without one.
+
+    The cap less all that is charged to the group and cannot be dropped, less file pages of the code that runs, less
+    what a step allocates. The window that streaming needs, and the slack, are not taken off.
+    """
+    window = getattr(model, "page_window", None)
+    return window.room_bytes + window._fixed_bytes if window is not None else None
+
+
+# The runner
+
+
+class NoControlGroup(Exception):
+    """None can be made here."""
+
+
+@contextmanager
+def control_group(limit_bytes: int) -> Iterator[Path]:
+    """A new memory control group with a cap, v1 or v2."""
+    v1 = Path("/sys/fs/cgroup/memory")
+    mount, limit_file = (v1, "memory.limit_in_bytes") if v1.is_dir() else (Path("/sys/fs/cgroup"), "memory.max")
+    group = mount / f"sojourn-bench-{uuid.uuid4().hex[:8]}"
+    try:
+        group.mkdir()
+        (group / limit_file).write_text(str(limit_bytes))
+    except OSError as error:
+        raise NoControlGroup(f"{group}: {error}") from error
+    try:
+        yield group
+    finally:
+        for _ in range(100):
+            try:
+                group.rmdir()
+                break
+            except OSError:
+                time.sleep(0.1)
+
+
+def run(contender: str, folder: Path, group: Path | None) -> dict[str, Any]:
+    """Runs a contender in a process of its own, from a cold page cache."""
+    flush(folder.parent)  # the copies that peers make of the weights too
+    command = [sys.executable, __file__, "--contender", contender, "--folder", str(folder)]
+    if group is not None:
+        command += ["--group", str(group)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"]
+        return {"failed": lines[-1][:200], "status": done.returncode}
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def goals(results: dict[str, dict[str, Any]]) -> list[tuple[str, str, bool]]:
+    """Each goal: what, as measured, met or not. Those whose contender failed are not met."""
+    found: list[tuple[str, str, bool]] = []
+
+    def at_most(what: str, value: float, bound: float, unit: str = "") -> None:
+        found.append((f"{what} ≤ {bound:.3g}{unit}", f"{value:.3g}{unit}", value <= bound))
+
+    def at_least(what: str, value: float, bound: float) -> None:
+        found.append((f"{what} ≥ {bound:.3g} ×", f"{value:.3g} ×", value >= bound))
+
+    good = {name: result for name, result in results.items() if "failed" not in result}
+    if not {"resident", "mapped", "ours", "cached"} <= good.keys():
+        return [("every contender of ours runs", ", ".join(sorted(results.keys() - good.keys())), False)]
+    cached_s, ours_s = good["cached"]["seconds"], good["ours"]["seconds"]
+    sums = {result["sha256"] for result in good.values()}
+    found.append(("one output, bit for bit", f"{len(sums)} different", len(sums) == 1))
+    at_most("with cache: seconds / stock uncapped", cached_s / good["resident"]["seconds"], 0.75)
+    at_most("with cache: read per step", good["cached"]["read_bytes"] / MIB, 0, " MiB")
+    at_least("with cache: faster than plain mapped", good["mapped"]["seconds"] / cached_s, 7)
+    if "accelerate" in good:
+        at_least("with cache: faster than accelerate", good["accelerate"]["seconds"] / cached_s, 10)
+    lower_bound = good["ours"]["weight_bytes"] - good["ours"]["room_bytes"]
+    at_most("without cache: read / (weights − room)", good["ours"]["read_bytes"] / lower_bound, 1.03)
+    for peer in ("mapped", "accelerate", "diffusers"):
+        if peer in good:
+            saved = good[peer]["read_bytes"] / good["ours"]["read_bytes"]
+            at_least(f"without cache: faster than {CONTENDERS[peer]}", good[peer]["seconds"] / ours_s, saved)
+    return found
+
+
+def show(results: dict[str, dict[str, Any]], judged: list[tuple[str, str, bool]]) -> None:
+    """Prints both tables."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"One step of an H3-shaped model under a cap of {CAP_MIB} MiB")
+    for heading in ("contender", "s / step", "MiB read / step", "peak RSS MiB", "weights MiB", "output"):
+        table.add_column(heading, justify="left" if heading in ("contender", "output") else "right")
+    for name, result in results.items():
+        if "failed" in result:
+            table.add_row(CONTENDERS[name], "failed", "", "", "", result["failed"])
+            continue
+        table.add_row(
+            CONTENDERS[name], f"{result['seconds']:.3f}", f"{result['read_bytes'] / MIB:.0f}",
+            f"{result['peak_rss_bytes'] / MIB:.0f}", f"{result['weight_bytes'] / MIB:.0f}", result["sha256"][:12],
+        )  # fmt: skip
+    verdicts = Table(title="Goals")
+    for heading in ("goal", "measured", ""):
+        verdicts.add_column(heading)
+    for goal, measured, met in judged:
+        verdicts.add_row(goal, measured, "met" if met else "missed")
+    console = Console(width=120)
+    console.print(table)
+    console.print(verdicts)
+
+
+def main() -> int:
+    """The benchmark, or one contender of it."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--json", action="store_true", help="print every figure as JSON")
+    parser.add_argument("--folder", type=Path, default=Path("/var/tmp/sojourn-bench/capped/transformer"))
+    parser.add_argument("--only", nargs="*", choices=CONTENDERS, default=list(CONTENDERS), help="some contenders")
+    parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument("--group", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.contender:
+        if arguments.group:
+            (arguments.group / "cgroup.procs").write_text("0")
+        print(json.dumps(measure(arguments.contender, arguments.folder)))
+        return 0
+    make_model(arguments.folder)
+    results = {}
+    try:
+        for name in arguments.only:
+            if name == "resident":
+                results[name] = run(name, arguments.folder, None)
+            else:
+                with control_group(CAP_MIB * MIB) as group:
+                    results[name] = run(name, arguments.folder, group)
+    except NoControlGroup as error:
+        print(f"skipped: no memory control group can be made here ({error}); run as root or delegate the controller")
+        return 0
+    judged = goals(results)
+    if arguments.json:
+        print(json.dumps({"results": results, "goals": judged}, indent=2))
+    else:
+        show(results, judged)
+    return 0 if all(met for _, _, met in judged) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,405 @@
+"""The window on devices that compute where the weights are mapped: advice about pages instead of copies.
+
+A pass over the layers is a cyclic scan, and a cache that drops what was used longest ago serves a scan larger than
+itself worst of all: it always drops what is needed next. So a fixed part of the bytes stays, a prefix of the pass or
+spread over it; the others are paged out right behind their use, before the kernel has to choose a victim, and are
+read ahead of it. Measured on 3072 MiB under a cap of 2048 MiB: LRU re-reads 3072 MiB a pass, this the 1536 MiB that
+do not fit (MADV_COLD in place of MADV_PAGEOUT changes nothing).
+
+Room is measured before every pass, so what is kept follows a cap that moves. Weights are only ever read from the
+mapping: advice can make a pass slow, never wrong.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from sojourn.inference.offload.adviser import Adviser, Job, PageAdvice
+from sojourn.inference.offload.mapped import mapped_spans
+from sojourn.inference.offload.observer import Fallback, Observer, silent
+from sojourn.inference.offload.order import CallOrder
+from sojourn.inference.offload.passes import hook_passes
+from sojourn.inference.offload.room import SLACK_BYTES, Room
+from sojourn.inference.offload.settings import ResidentPolicy
+from sojourn.inference.offload.spans import Span, divided, merged, size_of, whole_pages, without
+from sojourn.residencyd.kernel.errors import KernelError
+from sojourn.residencyd.kernel.maps import Lookup
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+# What is on its way ahead of the computation, besides the module that runs; one module in any case. Every byte of it is
+# one that cannot be kept, and a disk is kept busy by one module of a few MiB on its way.
+READ_AHEAD_BYTES = 4 << 20
+
+# Left free in the first pass, of which it is not known yet what it allocates.
+FIRST_PASS_BYTES = 64 << 20
+
+# Modules with less than this stay: a hook costs about as much as reading so little from the page cache.
+MIN_PIECE_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """The mapped weights of one module of a layer: what is brought in and given back as one.
+
+    Attributes:
+        module: Whose forward uses them.
+        spans: Whole pages of its own weights, in order of address.
+    """
+
+    module: nn.Module
+    spans: tuple[Span, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Its pages."""
+        return size_of(self.spans)
+
+
+def find_pieces(layers: Sequence[nn.Module], mappings: Lookup, *, min_bytes: int = MIN_PIECE_BYTES) -> list[Piece]:
+    """The modules of the layers whose weights lie in file mappings, in registration order.
+
+    Weights of several modules that share a page, or are tied, belong to the first of them.
+
+    Args:
+        layers: Repeated layers.
+        mappings: Of this process.
+        min_bytes: Modules with less are left out.
+    """
+    pieces, taken = [], set[int]()
+    for layer in layers:
+        for module in layer.modules():
+            own = [p for p in module.parameters(recurse=False) if p.data_ptr() not in taken]
+            taken.update(p.data_ptr() for p in own)
+            spans = whole_pages(mapped_spans(own, mappings))
+            if size_of(spans) >= min_bytes:
+                pieces.append(Piece(module=module, spans=spans))
+    return pieces
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassPlan:
+    """What a pass keeps and what it streams.
+
+    Attributes:
+        kept_bytes: Stay in memory from pass to pass.
+        streamed: Spans to give back after use, by index of the piece; empty for pieces that stay.
+        window_bytes: Left free for the streamed pieces that are in use or on their way.
+    """
+
+    kept_bytes: int
+    streamed: tuple[tuple[Span, ...], ...]
+    window_bytes: int = 0
+
+    @property
+    def streamed_bytes(self) -> int:
+        """What every pass reads again."""
+        return sum(map(size_of, self.streamed))
+
+
+def plan_pass(
+    pieces: Sequence[tuple[Span, ...]],
+    order: Sequence[int],
+    *,
+    room_bytes: int,
+    read_ahead_bytes: int,
+    policy: ResidentPolicy = ResidentPolicy.STRIDED,
+) -> PassPlan:
+    """Keeps as many bytes as leave room for the window; everything if everything fits.
+
+    Leading keeps a prefix, so that all the reading comes at the end of a pass. Strided spreads the streamed pieces
+    evenly, so that the disk has the computation of the kept ones to hide behind; and it streams small ones rather than
+    large ones, since the window must hold the largest of them, at the cost of what is kept.
+
+    Args:
+        pieces: Spans of each piece.
+        order: Indices of the pieces in the order of their use; those that are missing stream first.
+        room_bytes: What may be in memory of these pieces.
+        read_ahead_bytes: On its way besides the piece in use.
+        policy: Which ones are kept.
+    """
+    sizes = [size_of(spans) for spans in pieces]
+    total = sum(sizes)
+    if total <= room_bytes:
+        return PassPlan(kept_bytes=total, streamed=((),) * len(pieces))
+    used = list(dict.fromkeys(order))
+    unused = [i for i in range(len(pieces)) if i not in set(used)]
+    largest, excess = _cut_off(sizes, room_bytes - read_ahead_bytes, policy)
+    eligible = [i for i in used if sizes[i] <= largest]
+    streamed: list[tuple[Span, ...]] = [()] * len(pieces)
+    left = excess
+    for index in [*unused, *_victims(eligible, sizes, excess, policy), *used]:
+        if left <= 0:
+            break
+        if not streamed[index]:
+            kept, streamed[index] = divided(pieces[index], sizes[index] - left)
+            left -= sizes[index] - size_of(kept)
+    return PassPlan(
+        kept_bytes=total - sum(map(size_of, streamed)),
+        streamed=tuple(streamed),
+        window_bytes=read_ahead_bytes + largest,
+    )
+
+
+def _cut_off(sizes: Sequence[int], room_bytes: int, policy: ResidentPolicy) -> tuple[int, int]:
+    """The largest piece that may stream, and how many bytes then have to: the fewest bytes that suffice."""
+    total = sum(sizes)
+    if policy is ResidentPolicy.STRIDED:
+        for largest in sorted(set(sizes)):
+            excess = total - max(0, room_bytes - largest)
+            if excess <= sum(size for size in sizes if size <= largest):
+                return largest, excess
+    return max(sizes), total - max(0, room_bytes - max(sizes))
+
+
+def _victims(order: Sequence[int], sizes: Sequence[int], excess_bytes: int, policy: ResidentPolicy) -> Iterator[int]:
+    """Pieces in the order in which they are to stream until the excess is met; all of them, in the end."""
+    if policy is ResidentPolicy.LEADING:
+        yield from reversed(order)
+        return
+    share = excess_bytes / max(1, sum(sizes[i] for i in order))
+    due, passed_over = 0.0, []
+    for index in order:
+        due += share * sizes[index]
+        if due >= sizes[index] / 2:
+            due -= sizes[index]
+            yield index
+        else:
+            passed_over.append(index)
+    yield from passed_over
+
+
+class PageWindow:
+    """Gives page advice around the modules of a component. All methods are called from threads that compute.
+
+    Args:
+        name: Of the component, for metrics.
+        pieces: What can stream.
+        room: Measures what may be in memory, given the spans of all pieces.
+        adviser: Carries the advice out.
+        policy: Which pieces stay.
+        fixed_bytes: Mapped weights of the component that are no pieces: every pass uses them, they stay.
+        anonymous: Reads what the process has allocated, to learn what a pass takes.
+        read_ahead_bytes: On their way ahead of the module that runs.
+        resident: Counts the bytes of spans that are in memory, to verify what was paged out.
+        advice: The kernel calls.
+        observer: Told of page-outs and waits.
+        warn: Called with a text at the first failure.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pieces: Sequence[Piece],
+        *,
+        room: Callable[[Sequence[Span]], Room],
+        adviser: Adviser,
+        resident: Callable[[Sequence[Span]], int],
+        policy: ResidentPolicy = ResidentPolicy.STRIDED,
+        fixed_bytes: int = 0,
+        anonymous: Callable[[], int] = lambda: 0,
+        read_ahead_bytes: int = READ_AHEAD_BYTES,
+        advice: PageAdvice | None = None,
+        observer: Observer = silent,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.name = name
+        self.pieces = tuple(pieces)
+        self.order = CallOrder.of(len(self.pieces))
+        self.spans = merged(span for piece in self.pieces for span in piece.spans)
+        self.plan = PassPlan(kept_bytes=size_of(self.spans), streamed=((),) * len(self.pieces))
+        self.room_bytes = size_of(self.spans)
+        self._room = room
+        self._adviser = adviser
+        self._resident = resident
+        self._policy = policy
+        self._fixed_bytes = fixed_bytes
+        self._anonymous = anonymous
+        self._read_ahead_bytes = read_ahead_bytes
+        self._advice = advice or PageAdvice()
+        self._observer = observer
+        self._warn = warn
+        self._warned = False
+        self._ahead: dict[int, Job] = {}
+        self._given_back: list[Span] = []
+        self._peak_bytes = 0
+        self._planned_for = self.order.known
+        self._cold = False
+        self._passed = False
+
+    # The life of a pass
+
+    @property
+    def streams(self) -> bool:
+        """Whether this pass gives anything back."""
+        return self.plan.streamed_bytes > 0
+
+    @property
+    def acts(self) -> bool:
+        """Whether this pass gives any advice."""
+        return self.streams or self._cold
+
+    def begin_pass(self) -> None:
+        """Measures the room and decides what this pass keeps."""
+        self.order = self.order.begun()
+        try:
+            if self.streams:
+                self._adviser.drain()
+                self._account()
+            room = self._room(self.spans)
+        except (KernelError, OSError) as error:
+            self._fell_back(f"the room cannot be measured: {error}")
+            return
+        coming_bytes = max(0, self._peak_bytes - self._anonymous()) if self._passed else FIRST_PASS_BYTES
+        self.room_bytes = room.for_weights(coming_bytes=coming_bytes) - self._fixed_bytes
+        new = plan_pass(
+            [piece.spans for piece in self.pieces],
+            self.order.known,
+            room_bytes=self.room_bytes - SLACK_BYTES,
+            read_ahead_bytes=self._read_ahead_bytes,
+            policy=self._policy,
+        )
+        before, self.plan = self.plan, self._steady(new)
+        # What is missing of the kept bytes is brought in exactly. Left to page faults it would come with read-ahead,
+        # into what was given back a moment ago; that meets the cap, and costs other kept bytes.
+        self._cold = room.resident_bytes < self.plan.kept_bytes
+        self._peak_bytes = 0
+        if before.streamed != self.plan.streamed:
+            self._give_back_what_stayed(before)
+        self._read_on()
+
+    def _steady(self, new: PassPlan) -> PassPlan:
+        """The plan so far while it fits and the new one keeps little more: each change reads what it exchanges."""
+        old = self.plan
+        fits = old.kept_bytes + old.window_bytes + SLACK_BYTES // 2 <= self.room_bytes
+        gains = new.kept_bytes - old.kept_bytes > 2 * SLACK_BYTES
+        same_order, self._planned_for = self._planned_for == self.order.known, self.order.known
+        return old if old.streamed_bytes and fits and same_order and not gains else new
+
+    def end_pass(self) -> None:
+        """The component's forward has ended well: its calls are known now."""
+        self.order = self.order.ended()
+        self._passed = True
+
+    def enter(self, index: int) -> None:
+        """A module is about to compute: waits for its pages if they are on their way, and sends for the next ones."""
+        self.order = self.order.called(index)
+        began = time.perf_counter()
+        job = self._ahead.pop(index, None)
+        if job is not None:
+            job.done.wait()
+            self._observer.waited(component=self.name, seconds=time.perf_counter() - began)
+        self._read_on()
+
+    def leave(self, index: int) -> None:
+        """A module has computed: what streams of it goes."""
+        self._give_back(index)
+
+    def _read_on(self) -> None:
+        """Sends for the next streamed pieces, and gives back what was sent for and is no longer next."""
+        wanted = list(self._next_streamed())
+        for index in [index for index in self._ahead if index not in wanted]:
+            del self._ahead[index]
+            self._give_back(index)
+        for index in wanted:
+            if index not in self._ahead:
+                self._ahead[index] = self._adviser.submit(self._populate, self._fetched(index))
+
+    def _fetched(self, index: int) -> tuple[Span, ...]:
+        """What has to be brought in of a piece: what streams, and all of it while little of what is kept is there."""
+        return self.pieces[index].spans if self._cold else self.plan.streamed[index]
+
+    def _next_streamed(self) -> Iterator[int]:
+        """The next streamed pieces, one at least, and no more than the read-ahead holds."""
+        if not self.acts:
+            return
+        left = self._read_ahead_bytes
+        for index in self.order.ahead():
+            if size := size_of(self._fetched(index)):
+                if size > left < self._read_ahead_bytes:
+                    return
+                yield index
+                left -= size
+
+    def _give_back_what_stayed(self, before: PassPlan) -> None:
+        """What streams now and did not before may still be in memory, in the place of what is to be kept."""
+        for index, spans in enumerate(self.plan.streamed):
+            if index not in self._ahead and (new := without(spans, before.streamed[index])):
+                self._adviser.submit(self._page_out, new)
+
+    # On the adviser's thread, where a look at what the computation has allocated just now costs it nothing: within an
+    # operation that is more than between two (a matrix product packs its weights first).
+
+    def _populate(self, address: int, length: int) -> None:
+        self._peak_bytes = max(self._peak_bytes, self._anonymous())
+        self._advice.populate(address, length)
+
+    def _page_out(self, address: int, length: int) -> None:
+        self._peak_bytes = max(self._peak_bytes, self._anonymous())
+        self._advice.page_out(address, length)
+
+    def _give_back(self, index: int) -> None:
+        if spans := self.plan.streamed[index]:
+            self._adviser.submit(self._page_out, spans)
+            self._given_back.extend(spans)
+
+    def _account(self) -> None:
+        """What the last pass gave back and what is gone of it; what was sent for again since is left out."""
+        spans = without(self._given_back, [span for index in self._ahead for span in self.plan.streamed[index]])
+        self._given_back = []
+        requested = size_of(spans)
+        if requested:
+            verified = max(0, requested - self._resident(spans))
+            self._observer.paged_out(component=self.name, requested_bytes=requested, verified_bytes=verified)
+
+    def _fell_back(self, why: str) -> None:
+        self._observer.fell_back(reason=Fallback.PREFETCH)
+        if not self._warned:
+            self._warned = True
+            self._warn(f"{self.name}: the kernel alone decides which weights stay in memory: {why}")
+
+
+def hook_pages(
+    component: nn.Module, layers: Sequence[nn.Module], window: PageWindow, *, check: Callable[[], None]
+) -> Callable[[], None]:
+    """Makes calls of the layers drive the window; returns what undoes it.
+
+    The pieces are hooked only while something streams: a hook on every module costs about 10 µs a call.
+
+    Args:
+        component: The module that holds the layers.
+        layers: Those that the pieces are parts of.
+        window: Over the pieces.
+        check: Called before every pass; raises if the weights are no longer whole.
+    """
+    handles: list[RemovableHandle] = []
+
+    def detach() -> None:
+        while handles:
+            handles.pop().remove()
+
+    def begin() -> None:
+        check()
+        window.begin_pass()
+        if window.acts and not handles:
+            handles.extend(_hook_pieces(window))
+        elif not window.acts:
+            detach()
+
+    def end(well: bool) -> None:
+        if well:
+            window.end_pass()
+
+    undo_passes = hook_passes(component, layers, begin=begin, end=end)
+
+    def undo() -> None:
+        undo_passes()
+        detach()
+
+    return undo
+
+
+def _hook_pieces(window: PageWindow) -> Iterator[RemovableHandle]:
+    for index, piece in enumerate(window.pieces):
+        yield piece.module.register_forward_pre_hook(lambda *_, i=index: window.enter(i), prepend=True)
+        yield piece.module.register_forward_hook(lambda *_, i=index: window.leave(i), always_call=True)

@@ -1,0 +1,107 @@
+"""From a model folder and a machine to a memory plan: what `sojourn plan` shows and `sojourn serve` follows."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from sojourn.inference.adaln.saving import saving_of
+from sojourn.inference.adaln.settings import Mode as PlanCacheMode
+from sojourn.inference.adaln.settings import PlanCacheSettings
+from sojourn.inference.errors import Unsupported
+from sojourn.inference.loading.folder import ModelFolder
+from sojourn.inference.offload.activations import RUNTIME_BYTES, Workload
+from sojourn.inference.offload.headers import model_weights
+from sojourn.inference.offload.memory_plan import CacheSize, Demand, Machine, MemoryPlan, plan_memory
+from sojourn.inference.offload.options import OffloadOptions
+from sojourn.inference.offload.room import RoomReader
+from sojourn.inference.watch import Stage
+
+# As safetensors spells torch's dtypes.
+_PRECISIONS = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+
+
+# A stage and the components that it uses.
+StageUse = tuple[Stage, frozenset[str]]
+
+
+def plan_model(
+    folder: ModelFolder, stages: Sequence[StageUse], machine: Machine, options: OffloadOptions, *, dtype: torch.dtype
+) -> MemoryPlan:
+    """Plans a model from its headers alone.
+
+    Args:
+        folder: Its files.
+        stages: Of every workflow that is served, in order.
+        machine: What there is.
+        options: What the installation asks for.
+        dtype: Of the computation.
+
+    Raises:
+        Unsupported: An option names a component that the model does not have, or a mode that it cannot have.
+    """
+    weights = model_weights(folder, precision=_PRECISIONS[dtype])
+    names = {part.name for part in weights}
+    for name in (*options.settings, *options.caches):
+        if name not in names:
+            raise Unsupported(f"there is no component {name!r} to offload; the model has {', '.join(sorted(names))}")
+    demand = Demand(
+        weights=weights,
+        stages=_named(stages, names),
+        settings=options.settings,
+        caches=options.caches,
+        uses={name: options.steps for name in names if name.startswith("transformer")},
+        workload=options.workload or _largest_workload(folder),
+    )
+    return plan_memory(demand, machine)
+
+
+def with_plan_caches(options: OffloadOptions, folder: ModelFolder, settings: PlanCacheSettings) -> OffloadOptions:
+    """The options with a plan cache for every component that will have one by these settings.
+
+    Its host tier is not planned for: it takes what is left, and nothing where nothing is.
+    """
+    caches = dict(options.caches)
+    for name, part in folder.components.items():
+        saving = None if settings.mode is PlanCacheMode.OFF else saving_of(part, settings)
+        if saving is not None and (settings.mode is PlanCacheMode.ON or saving.saved_bytes > 0):
+            caches.setdefault(name, CacheSize(slots=settings.plans, width=settings.width))
+    return replace(options, caches=caches)
+
+
+def _named(stages: Sequence[StageUse], names: set[str]) -> list[tuple[str, frozenset[str]]]:
+    """The stages by name, each distinct use once; where a stage has several, its components tell them apart."""
+    found = list(dict.fromkeys((stage.value, used & names) for stage, used in stages if used & names))
+    alike = [stage for stage, _ in found]
+    return [
+        (stage if alike.count(stage) == 1 else f"{stage} ({', '.join(sorted(used))})", used) for stage, used in found
+    ]
+
+
+def _largest_workload(folder: ModelFolder) -> Workload:
+    pixels = folder.values.get("canvas_max_pixels")
+    return Workload(pixels=pixels) if isinstance(pixels, int) and pixels > 0 else Workload()
+
+
+def this_machine(device: torch.device, options: OffloadOptions, *, reader: RoomReader) -> Machine:
+    """What the model may take here: what is asked for, or what there is.
+
+    Args:
+        device: Where it will run.
+        options: With limits of the installation's own.
+        reader: Measures the host.
+    """
+    host_bytes = options.host_memory_bytes
+    if host_bytes is None:
+        # The plan counts the runtime as needed, and what this process has of it already is no longer available.
+        host_bytes = reader.read(()).available_bytes + min(RUNTIME_BYTES, reader.anonymous_bytes())
+    if device.type != "cuda" or shares_host_memory(device):
+        return Machine(device_bytes=None, host_bytes=host_bytes, shared_device=device.type == "cuda")
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return Machine(device_bytes=options.device_memory_bytes or free_bytes, host_bytes=host_bytes)
+
+
+def shares_host_memory(device: torch.device) -> bool:
+    """Whether device and host have one memory: the CPU itself, and integrated GPUs."""
+    if device.type != "cuda":
+        return device.type == "cpu"
+    return bool(torch.cuda.get_device_properties(device).is_integrated)

@@ -1,0 +1,229 @@
+"""A whole pipeline under every placement makes the same clip, reports where it is, and tells residencyd."""
+
+import copy
+import logging
+import zlib
+
+import pytest
+import torch
+from sojourn.inference.adaln.caches import PlanCaches
+from sojourn.inference.adaln.settings import PlanCacheSettings
+from sojourn.inference.errors import DoesNotFit
+from sojourn.inference.families.table import family_of
+from sojourn.inference.loading.components import build_component
+from sojourn.inference.loading.folder import read_folder
+from sojourn.inference.offload import assemble
+from sojourn.inference.offload.install import Devices, install
+from sojourn.inference.offload.memory_plan import Machine
+from sojourn.inference.offload.observer import Silent
+from sojourn.inference.offload.options import OffloadOptions
+from sojourn.inference.offload.pinning import RecordingPinDriver
+from sojourn.inference.offload.planning import plan_model
+from sojourn.inference.offload.settings import Mode, OffloadSettings, ResidentPolicy
+from sojourn.inference.offload.streams import RecordingStreams
+from sojourn.inference.pipeline import DeviceChoice, load_pipeline
+from sojourn.inference.pipeline.pipeline import Pipeline
+from sojourn.inference.pipeline.workflow import served_stages
+from sojourn.inference.telemetry import Telemetry
+from sojourn.v1 import inference_pb2, residency_pb2
+
+from tests.inference.offload.toys import Reads
+
+GIB = 1 << 30
+
+
+def stages_of(folder):
+    return served_stages(family_of(folder), folder.components)
+
+
+ALL = ("text_encoder", "transformer", "transformer_ref", "vae", "audio_vae")
+
+
+def options(mode, **rest):
+    settings = OffloadSettings(
+        mode=mode, **{key: rest.pop(key) for key in ("prefetch", "resident", "policy") if key in rest}
+    )
+    return OffloadOptions(settings=dict.fromkeys(ALL, settings), **rest)
+
+
+@pytest.fixture
+def expected(tiny, make_request, make_watch, digest):
+    return digest(tiny.run_clip(make_request(), 0, make_watch()))
+
+
+@pytest.mark.parametrize("cache", ["off", "on"])
+@pytest.mark.parametrize("mode", [Mode.RESIDENT, Mode.COMPONENT, Mode.LAYERWISE])
+def test_on_mapped_weights_every_mode_makes_the_same_clip(
+    mode, cache, tiny_folder, make_request, make_watch, digest, expected, monkeypatch
+):
+    monkeypatch.setattr(assemble, "find_pieces", lambda layers, mappings: find_small(layers, mappings))
+    pipeline = load_pipeline(
+        tiny_folder, device=DeviceChoice.CPU, offload=options(mode), plan_settings=PlanCacheSettings(mode=cache)
+    )
+    assert bool(pipeline.plans.transformers) is (cache == "on")
+    for _ in range(2):
+        assert digest(pipeline.run_clip(make_request(), 0, make_watch())) == expected
+    pipeline.offload.close()
+
+
+find_pieces = assemble.find_pieces
+
+
+def find_small(layers, mappings):
+    return find_pieces(layers, mappings, min_bytes=1)
+
+
+@pytest.mark.parametrize("cache", ["off", "on"])
+@pytest.mark.parametrize("policy", ResidentPolicy)
+@pytest.mark.parametrize(
+    ("mode", "prefetch", "resident"),
+    [(Mode.COMPONENT, 0, 0), (Mode.LAYERWISE, 0, 0), (Mode.LAYERWISE, 2, 1), (Mode.LAYERWISE, 0.99, 0.3)],
+)
+def test_on_a_device_of_its_own_memory_every_mode_makes_the_same_clip(
+    mode, prefetch, resident, policy, cache, tiny_folder, make_request, make_watch, digest, expected, tiny
+):
+    pipeline, streams, driver = on_a_device(
+        tiny_folder, mode, tiny, prefetch=prefetch, resident=resident, policy=policy, cache=cache
+    )
+    for _ in range(2):
+        with Reads(streams):
+            clip = pipeline.run_clip(make_request(), 0, make_watch())
+        assert digest(clip) == expected
+        window = pipeline.life.strategies["transformer"].window
+        assert window.device_bytes() == 0, "between requests nothing is on the device"
+    assert driver.locked
+    pipeline.offload.close()
+
+
+def on_a_device(folder_path, mode, tiny, *, cache="off", observer=None, component_map=None, **rest):
+    """A pipeline whose device is a recording one in host memory."""
+    folder = read_folder(folder_path)
+    asked = options(mode, component_map=component_map, **rest)
+    plan = plan_model(
+        folder, stages_of(folder), Machine(device_bytes=8 * GIB, host_bytes=64 * GIB), asked, dtype=torch.bfloat16
+    )
+    cpu = torch.device("cpu")
+    plans = PlanCaches(PlanCacheSettings(mode=cache), cpu)
+    components = {
+        name: build_component(part, dtype=torch.bfloat16, device=cpu, leave_out=plans.leave_out(name, part.class_name))
+        for name, part in folder.components.items()
+    }
+    plans.open(components)
+    streams, driver = RecordingStreams(), RecordingPinDriver()
+    installed = install(
+        components, plan, asked, device=cpu, observer=observer or Silent(),
+        devices=Devices(streams=streams, driver=driver, empty_cache=lambda: None),
+        reader=Roomy(),
+    )  # fmt: skip
+    stock = copy.copy(tiny._stock)
+    for name, component in components.items():
+        setattr(stock, name, component.value)
+    pipeline = Pipeline(
+        model_name="tiny", family=tiny.family, stock=stock, components=components, device=cpu, dtype=torch.bfloat16,
+        fingerprint=tiny._fingerprint, plans=plans,
+    )  # fmt: skip
+    pipeline.offload, pipeline.life = installed, installed.life
+    return pipeline, streams, driver
+
+
+class Roomy:
+    """A host with room."""
+
+    def read(self, spans):
+        from sojourn.inference.offload.room import Room
+
+        return Room(available_bytes=64 * GIB, other_file_bytes=0, resident_bytes=0, limited=False)
+
+    def resident_bytes(self, spans):
+        return 0
+
+    def anonymous_bytes(self):
+        return 0
+
+
+def test_a_model_that_cannot_fit_is_refused_before_anything_is_loaded(tiny_folder, monkeypatch):
+    monkeypatch.setattr(
+        "sojourn.inference.pipeline.load.build_component", lambda *_, **__: pytest.fail("it was loaded")
+    )
+    with pytest.raises(DoesNotFit, match="bytes of host memory and there are 1048576"):
+        load_pipeline(tiny_folder, device=DeviceChoice.CPU, offload=OffloadOptions(host_memory_bytes=1 << 20))
+
+
+def test_both_lines_say_where_the_weights_are(tiny_folder, caplog):
+    with caplog.at_level(logging.INFO, logger="sojourn"):
+        pipeline = load_pipeline(tiny_folder, device=DeviceChoice.CPU)
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("sojourn.inference.residency")]
+    assert len(lines) == len(ALL) + 1
+    assert lines[-1].startswith("Settled: ")
+    assert any(line.startswith("Loaded transformer: MiniMaxH3Transformer3DModel. size 0.00 GB, ") for line in lines)
+    pipeline.offload.close()
+
+
+def test_requests_move_the_counters_and_log_nothing_above_debug(tiny_folder, make_request, make_watch, tiny, caplog):
+    telemetry = Telemetry()
+    pipeline, streams, _ = on_a_device(tiny_folder, Mode.LAYERWISE, tiny, observer=telemetry.offload)
+    window = pipeline.life.strategies["transformer"].window
+    value = telemetry.registry.get_sample_value
+    before = value("sojourn_offload_copied_bytes_total", {"component": "transformer"})
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="sojourn"), Reads(streams):
+        pipeline.run_clip(make_request(), 0, make_watch())
+    assert not [record for record in caplog.records if record.name.startswith("sojourn")]
+    copied = value("sojourn_offload_copied_bytes_total", {"component": "transformer"}) - before
+    per_pass = sum(unit.layout.total_bytes for unit in window.stack.units)
+    assert copied >= 2 * per_pass, "two evaluations"
+    assert value("sojourn_offload_pinned_bytes") > 0
+    assert value("sojourn_offload_layers", {"component": "transformer", "tier": "host_pinned"}) == 2
+    assert value("sojourn_offload_wait_seconds_total", {"component": "transformer"}) > 0
+    assert value("sojourn_stage_read_bytes_total", {"stage": "denoise"}) is not None
+
+
+def read_map(path):
+    file = residency_pb2.ComponentMapFile.FromString(path.read_bytes())
+    assert file.crc32 == zlib.crc32(file.component_map)
+    return residency_pb2.ComponentMap.FromString(file.component_map)
+
+
+def test_the_component_map_is_published_at_load_and_at_every_stage(tiny_folder, make_request, make_watch, tmp_path):
+    path = tmp_path / "map"
+    pipeline = load_pipeline(
+        tiny_folder, device=DeviceChoice.CPU, offload=options(Mode.LAYERWISE, component_map=str(path))
+    )
+    loaded = read_map(path)
+    assert {component.name for component in loaded.components} == set(ALL)
+    assert loaded.stage == inference_pb2.STAGE_UNSPECIFIED
+    seen = []
+
+    def look(event):
+        seen.append(read_map(path))
+
+    pipeline.run_clip(make_request(), 0, make_watch(listener=look))
+    assert [m.generation for m in seen] == sorted(m.generation for m in seen)
+    denoise = next(m for m in seen if m.stage == inference_pb2.STAGE_DENOISE)
+    by_name = {component.name: component for component in denoise.components}
+    assert by_name["transformer"].needed_now
+    assert by_name["vae"].needed_next
+    assert not by_name["text_encoder"].needed_now
+    assert all(storage.in_use for storage in by_name["transformer"].storages)
+    assert denoise.next_stage == inference_pb2.STAGE_DECODE
+    assert denoise.next_stage_need_bytes > 0
+    ended = read_map(path)
+    assert ended.stage == inference_pb2.STAGE_UNSPECIFIED
+    assert ended.generation > denoise.generation
+    pipeline.offload.close()
+    assert not path.exists()
+
+
+def test_the_map_of_a_device_tells_of_both_representations(tiny_folder, make_request, make_watch, tmp_path, tiny):
+    path = tmp_path / "map"
+    pipeline, streams, driver = on_a_device(tiny_folder, Mode.COMPONENT, tiny, component_map=str(path))
+    tiers = {storage.tier for component in read_map(path).components for storage in component.storages}
+    assert residency_pb2.TIER_HOST_PINNED in tiers
+    pinned = sum(
+        storage.length_bytes for component in read_map(path).components for storage in component.storages
+        if storage.tier == residency_pb2.TIER_HOST_PINNED
+    )  # fmt: skip
+    assert pinned == sum(driver.locked.values()), "booked, locked and published are one number"
+    report = pipeline.offload.residencies()
+    assert sum(residency.host_pinned for residency in report.values()) == pinned
+    del streams, make_request, make_watch
