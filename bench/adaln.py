@@ -255,7 +255,7 @@ class Painter:
     def check_source(self) -> None:  # noqa: D102
         pass
 
-    def project_own(self, jobs: list[Job], slab: Slab) -> None:  # noqa: D102
+    def project_own(self, jobs: list[Job], slab: Slab, check: Callable[[], None]) -> None:  # noqa: D102
         for job in jobs:
             for rows in slab.rows.values():
                 rows[job.slot].fill_(job.slot)

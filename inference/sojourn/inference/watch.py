@@ -11,6 +11,9 @@ from enum import StrEnum
 
 from sojourn.inference.errors import DeadlineExceeded, RequestCancelled
 
+# Name under which a request's watch lies in its pipeline state.
+WATCH_INPUT = "watch"
+
 
 class Stage(StrEnum):
     """Parts of a request's run, in order; the names are the values of the metric label `stage`."""

@@ -1,5 +1,6 @@
 """The build transaction: what is checked first, what a failure leaves behind, what a hit refreshes."""
 
+import threading
 from dataclasses import dataclass
 
 import pytest
@@ -8,6 +9,7 @@ from sojourn.inference.adaln.counters import Result, Source, Tier
 from sojourn.inference.adaln.refusals import PlanMissing, PlansRefused, RequestReason, SettingRefused
 from sojourn.inference.adaln.slab import Slab
 from sojourn.inference.adaln.table import Projection, Table
+from sojourn.inference.errors import RequestCancelled
 
 from tests.inference.adaln.toys import CPU, Injected, Rig, fresh_rows, make_rig, plan, step
 
@@ -148,6 +150,37 @@ def test_an_interrupted_build_leaks_no_slot(monkeypatch: pytest.MonkeyPatch) -> 
         rig.build([0.2])
     rig.check()
     assert len(rig.cache.slots.free) == rig.cache.slots.capacity
+
+
+def test_a_request_that_is_stopped_during_its_build_leaves_nothing_behind() -> None:
+    rig = make_rig()
+    layers = []
+
+    def stop() -> None:
+        layers.append(len(rig.source.reads))
+        if len(layers) == 3:
+            raise RequestCancelled("gone")
+
+    with pytest.raises(RequestCancelled):
+        rig.cache.prepare([step(0.1), step(0.2)], check=stop)
+    assert len(layers) == 3
+    rig.check()
+    assert len(rig.cache.slots.free) == rig.cache.slots.capacity
+    rig.build([0.1], [0.2])
+    assert_rows_are_fresh(rig, 0.1)
+
+
+def test_the_gauges_wait_for_no_build() -> None:
+    rig = make_rig()
+    seen = []
+
+    def look() -> None:
+        reader = threading.Thread(target=lambda: seen.append(rig.cache.snapshot()))
+        reader.start()
+        reader.join(10)
+
+    rig.cache.prepare([step(0.1), step(0.2)], check=look).release()
+    assert [gauges.slots_reserved for gauges in seen] == [2] * len(PROJECTIONS)
 
 
 def test_an_over_many_request_is_refused_before_any_resident_plan_is_touched() -> None:

@@ -7,6 +7,7 @@ from diffusers.modular_pipelines import ModularPipelineBlocks
 from diffusers.modular_pipelines.modular_pipeline import PipelineState
 from sojourn.inference.adaln.component import CachedTransformer
 from sojourn.inference.adaln.lease import Lease
+from sojourn.inference.watch import WATCH_INPUT
 
 LEASE = "plan_lease"
 _SCHEDULE_LEAF = "set_timesteps"
@@ -32,7 +33,7 @@ class PreparePlans(ModularPipelineBlocks):
     def __call__(self, components: Any, state: PipelineState) -> tuple[Any, PipelineState]:
         """Passes the state on with the lease in it."""
         forwards = self.transformer.cache.family.forwards(state.get)
-        state.set(LEASE, self.transformer.prepare(forwards))
+        state.set(LEASE, self.transformer.prepare(forwards, check=state.get(WATCH_INPUT).check))
         return components, state
 
 

@@ -33,6 +33,11 @@ from sojourn.inference.adaln.weights import WeightSource
 _log = logging.getLogger(__name__)
 
 Reserved = dict[PlanKey, int]
+Check = Callable[[], None]
+
+
+def _go_on() -> None:
+    """The check of a request that nobody stops."""
 
 
 @dataclass
@@ -81,12 +86,13 @@ class PlanCache:
             with self._counted():
                 self._check_count(plans)
 
-    def prepare(self, forwards: Sequence[Inputs]) -> Lease:
+    def prepare(self, forwards: Sequence[Inputs], *, check: Check = _go_on) -> Lease:
         """Makes the rows of a request's forwards available, and keeps them so until the lease is released.
 
         Args:
             forwards: The conditioning inputs of each forward, as the forward will receive them. The same tensors,
                 handed to the forward, are recognised without a look at their values.
+            check: Called before each layer of a build; raises what stops the request.
 
         Raises:
             PlansRefused: They cannot be held; nothing was touched.
@@ -94,7 +100,7 @@ class PlanCache:
         """
         with self._lock, self._counted() as ended:
             plans = [self.family.plans(inputs) for inputs in forwards]
-            ended(self._transact(distinct(plan for calls in plans for plan in calls)))
+            ended(self._transact(distinct(plan for calls in plans for plan in calls), check))
             return self._lease(forwards, plans)
 
     def find(self, inputs: Inputs) -> Sequence[Step]:
@@ -133,20 +139,21 @@ class PlanCache:
                 self.projector.retarget(source)
 
     def snapshot(self) -> Snapshot:
-        """The gauges at this moment."""
-        with self._lock:
-            return Snapshot(
-                slots_published=len(self.slots.published),
-                slots_reserved=len(self.slots.reserved),
-                slots_free=len(self.slots.free),
-                pages_used=self.host.capacity - self.host.free_pages,
-                pages_free=self.host.free_pages,
-                device_bytes=self.slab.nbytes,
-                host_bytes=self.host.nbytes,
-                host_kind=self.host.kind,
-                weight_bytes=self.slab.table.weight_bytes,
-                store_bytes=self.store.nbytes if self.store else 0,
-            )
+        """The gauges at this moment. Waits for nothing, a build in progress included."""
+        published, reserved, free = self.slots.counts
+        free_pages = self.host.free_pages
+        return Snapshot(
+            slots_published=published,
+            slots_reserved=reserved,
+            slots_free=free,
+            pages_used=self.host.capacity - free_pages,
+            pages_free=free_pages,
+            device_bytes=self.slab.nbytes,
+            host_bytes=self.host.nbytes,
+            host_kind=self.host.kind,
+            weight_bytes=self.slab.table.weight_bytes,
+            store_bytes=self.store.nbytes if self.store else 0,
+        )
 
     @contextmanager
     def _counted(self) -> Iterator[Callable[[Result], None]]:
@@ -163,7 +170,7 @@ class PlanCache:
             raise
         self.observer.request(results[-1])
 
-    def _transact(self, wanted: Sequence[Plan]) -> Result:
+    def _transact(self, wanted: Sequence[Plan], check: Check) -> Result:
         keys = tuple(plan.key for plan in wanted)
         missing = [plan for plan in wanted if self.slots.slot_of(plan.key) is None]
         if not missing:
@@ -175,7 +182,7 @@ class PlanCache:
             self._check_capacity(wanted)
             self.slots.victims(len(missing), keep=keys)
         self.streams.begin()
-        source = self._fetch(wanted, missing)
+        source = self._fetch(wanted, missing, check)
         self.slots.refresh(keys)
         self.observer.served(Source.GPU, len(wanted) - len(missing))
         self.observer.served(source, len(missing))
@@ -197,17 +204,17 @@ class PlanCache:
                 f"{plans} or more, or ask for fewer steps",
             )
 
-    def _fetch(self, wanted: Sequence[Plan], missing: Sequence[Plan]) -> Source:
+    def _fetch(self, wanted: Sequence[Plan], missing: Sequence[Plan], check: Check) -> Source:
         """Brings the missing plans in from the nearest tier that has all of them on all ranks."""
         if self._agreed(self.host.holds(plan.key for plan in missing)):
             self._swap_in(wanted, missing)
             return Source.HOST
         if self.store is None:
-            self._build(wanted, missing)
+            self._build(wanted, missing, check)
             return Source.BUILT
         if self._load_from_store(self.store, wanted, missing):
             return Source.STORE
-        return self._build_and_publish(self.store, wanted, missing)
+        return self._build_and_publish(self.store, wanted, missing, check)
 
     def _agreed(self, mine: bool) -> bool:
         """Whether it holds on every rank."""
@@ -244,7 +251,7 @@ class PlanCache:
             self.observer.evicted(Tier.GPU, len(victims))
         return dict(zip([plan.key for plan in missing], self.slots.reserve(len(missing)), strict=True))
 
-    def _build(self, wanted: Sequence[Plan], missing: Sequence[Plan]) -> None:
+    def _build(self, wanted: Sequence[Plan], missing: Sequence[Plan], check: Check) -> None:
         """Projects the missing plans, reading every weight once."""
         started = self.clock()
         with together(self.ranks):
@@ -254,7 +261,7 @@ class PlanCache:
         def project(reserved: Reserved) -> None:
             with together(self.ranks):
                 jobs = [Job(plan, reserved[plan.key], conditioning[plan.key]) for plan in missing]
-                self.projector.project_own(jobs, self.slab)
+                self.projector.project_own(jobs, self.slab, check)
                 buffers = self.projector.exchange_buffers(jobs, self.slab)
             with together(self.ranks):
                 self.projector.share(jobs, self.slab, buffers)
@@ -312,10 +319,12 @@ class PlanCache:
 
     # The store.
 
-    def _build_and_publish(self, store: PlanStore, wanted: Sequence[Plan], missing: Sequence[Plan]) -> Source:
+    def _build_and_publish(
+        self, store: PlanStore, wanted: Sequence[Plan], missing: Sequence[Plan], check: Check
+    ) -> Source:
         """Builds unless another process of the node has meanwhile, and shares what was built."""
         if self.ranks.size > 1:  # each rank would wait for locks in its own order
-            self._build(wanted, missing)
+            self._build(wanted, missing, check)
             if self.ranks.rank == 0:
                 self._publish(store, wanted)
             return Source.BUILT
@@ -324,7 +333,7 @@ class PlanCache:
         with store.building(keys):
             if store.version(keys) != seen and self._load_from_store(store, wanted, missing):
                 return Source.STORE
-            self._build(wanted, missing)
+            self._build(wanted, missing, check)
             self._publish(store, wanted)
         return Source.BUILT
 
@@ -336,7 +345,7 @@ class PlanCache:
             _log.debug("the plan store could not be written", exc_info=True)
 
     def _rows_of(self, plan: Plan) -> dict[torch.dtype, torch.Tensor]:
-        slot = self.slots.slot_of(plan.key)
+        slot = self.slots.published[plan.key]
         return {dtype: rows[slot, : plan.length] for dtype, rows in self.slab.rows.items()}
 
     def _load_from_store(self, store: PlanStore, wanted: Sequence[Plan], missing: Sequence[Plan]) -> bool:

@@ -45,7 +45,7 @@ class CachedTransformer:
         transformer.register_forward_pre_hook(self._begin, with_kwargs=True)
         transformer.register_forward_hook(self._end, always_call=True)
 
-    def prepare(self, forwards: Sequence[Inputs]) -> Lease:
+    def prepare(self, forwards: Sequence[Inputs], *, check: Callable[[], None]) -> Lease:
         """Makes the rows of a request's forwards available; see `PlanCache.prepare`.
 
         Raises:
@@ -53,7 +53,7 @@ class CachedTransformer:
         """
         if self._precision is Precision.MATCH:
             check_not_compiled(self._transformer)
-        return self.cache.prepare(forwards)
+        return self.cache.prepare(forwards, check=check)
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         names = self.cache.family.inputs

@@ -95,13 +95,14 @@ class Projector:
         self._source.check()
 
     @torch.no_grad()
-    def project_own(self, jobs: Sequence[Job], slab: Slab) -> None:
-        """Computes this rank's share of all jobs' rows, one layer after another."""
+    def project_own(self, jobs: Sequence[Job], slab: Slab, check: Callable[[], None]) -> None:
+        """Computes this rank's share of all jobs' rows, one layer after another; before each, `check` may raise."""
         names = self._order
         if self._sharing is Sharing.LAYERS:
             names = [name for index, name in enumerate(names) if index % self._ranks.size == self._ranks.rank]
         with _full_precision() if self._precision is Precision.FP32 else nullcontext():
             for name, weight, bias in self._stream(names, slab.device):
+                check()
                 first = self._first_output(self._table[name])
                 for job in jobs:
                     rows = functional.linear(job.conditioning[self._table[name].dtype], weight, bias)

@@ -22,6 +22,11 @@ class Slots:
         self._pins: Counter[PlanKey] = Counter()
 
     @property
+    def counts(self) -> tuple[int, int, int]:
+        """How many are published, reserved and free; may be asked for from any thread, also while a build runs."""
+        return len(self._published), len(self._reserved), len(self._free)
+
+    @property
     def free(self) -> frozenset[int]:
         """Slots that hold nothing."""
         return frozenset(self._free)

@@ -13,9 +13,8 @@ from diffusers.modular_pipelines import ModularPipelineBlocks
 from diffusers.modular_pipelines.modular_pipeline import BlockState, PipelineState
 from diffusers.modular_pipelines.modular_pipeline_utils import InputParam
 from sojourn.inference.errors import NonFiniteOutput
-from sojourn.inference.watch import Stage, Watch
+from sojourn.inference.watch import WATCH_INPUT, Stage, Watch
 
-WATCH_INPUT = "watch"
 EVALUATIONS_INPUT = "evaluations"
 
 

@@ -20,10 +20,10 @@ from sojourn.inference.loading.components import Component
 from sojourn.inference.loading.fingerprint import BackgroundFingerprint
 from sojourn.inference.offload.install import Offload
 from sojourn.inference.offload.lifecycle import LifeCycle, declare, driving
-from sojourn.inference.pipeline.guards import EVALUATIONS_INPUT, WATCH_INPUT
+from sojourn.inference.pipeline.guards import EVALUATIONS_INPUT
 from sojourn.inference.pipeline.workflow import components_of, guarded, stage_components, workflow_leaves
 from sojourn.inference.requests import Clip, Defaults, GenerationRequest, Limits, Workflow
-from sojourn.inference.watch import Stage, Watch
+from sojourn.inference.watch import WATCH_INPUT, Stage, Watch
 
 
 @dataclass(frozen=True, kw_only=True)
