@@ -1,6 +1,6 @@
 """Which models have per-block modulation projections, and how their rows come about. One entry a family.
 
-Facts per family, with the traps behind each field, are in docs/adaln.md.
+What has been a trap in other families is in docs/adaln.md.
 """
 
 import re

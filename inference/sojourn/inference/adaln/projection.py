@@ -1,7 +1,7 @@
 """Plans -> rows: the embedding and the projection, each plan at its own row count.
 
 A projected row's bits depend on its input and on the row count of the GEMM, on nothing else (measured on CPU, torch
-2.13, and upstream on cuBLAS). So plans are never batched together and a row is never expanded before the projection.
+2.13). So plans are never batched together and a row is never expanded before the projection.
 Each weight is read once for all plans of a build, one layer at a time.
 """
 
