@@ -40,8 +40,8 @@ def test_other_errors_are_internal_and_point_to_the_log(error: Exception) -> Non
 def test_every_request_error_has_a_row() -> None:
     kinds = {kind for kind, _, _ in status.TABLE}
     ours = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, BaseException)}
-    # The bases, and the error that only loading raises.
-    assert ours - kinds == {errors.SojournError, errors.RequestStopped, errors.ModelError}
+    # The bases, and the errors that only loading raises.
+    assert ours - kinds == {errors.SojournError, errors.RequestStopped, errors.ModelError, errors.DoesNotFit}
 
 
 def test_details_survive_the_wire_form() -> None:
