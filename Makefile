@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard proto/sojourn/v1/*.proto)
 
-.PHONY: demo test lint proto metrics bench format clean
+.PHONY: demo test lint proto crds metrics images bench format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,7 @@ lint: $(STAMP)  ## Format, style, types, layers, protobuf rules, generated files
 	$(BIN)/lint-imports
 	cd proto && ../$(BIN)/buf lint
 	$(BIN)/python -m tools.stubs --check
+	$(BIN)/python -m tools.crds --check
 	$(BIN)/python -m tools.metrics_table --check
 
 format: $(STAMP)  ## Format and repair what can be repaired
@@ -33,6 +34,18 @@ format: $(STAMP)  ## Format and repair what can be repaired
 
 proto: $(STAMP)  ## Generate the stubs beside the .proto files
 	$(BIN)/python -m tools.stubs
+
+crds: $(STAMP)  ## Generate the CRDs of the chart and docs/custom-resources.md from the models
+	$(BIN)/python -m tools.crds
+
+IMAGE_TAG ?= dev
+# Arguments of the build, such as --build-arg BASE=…; without Docker: BUILDER='buildah bud --isolation chroot'.
+BUILDER ?= docker build
+IMAGE_ARGS ?=
+images:  ## One image per process: localhost/sojourn-{inference,residencyd,operator}
+	for image in residencyd operator inference; do \
+	  $(BUILDER) $(IMAGE_ARGS) -f images/$$image/Containerfile -t localhost/sojourn-$$image:$(IMAGE_TAG) . || exit 1; \
+	done
 
 metrics: $(STAMP)  ## Generate docs/metrics.md
 	$(BIN)/python -m tools.metrics_table

@@ -2,8 +2,9 @@
 
     python -m tools.demo [--prompt 'a moving seven'] [--seed 7]
 
-Starts `sojourn serve` on a free loopback port, waits until its health says SERVING, runs `sojourn generate` against it
-and stops it again. Leaves out/demo.mp4 and out/demo.png, a sheet of every 12th frame.
+Starts `sojourn serve` on a free loopback port, waits until its health says SERVING, runs `sojourn generate` against it,
+asks `residencyd` where the server's weights are, and stops it again. Leaves out/demo.mp4 and out/demo.png, a sheet of
+every 12th frame.
 """
 
 import argparse
@@ -24,6 +25,10 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = ROOT / "models" / "h3-digits"
 OUT = ROOT / "out"
+# What the server publishes of its weights, for residencyd to hold against the kernel's word.
+MAP = OUT / "maps" / "demo.pb"
+SOJOURN = (sys.executable, "-m", "sojourn.inference.cli")
+RESIDENCYD = (sys.executable, "-m", "sojourn.residencyd.cli")
 READY_TIMEOUT_SECONDS = 120.0
 SHEET_FRAME_STEP, SHEET_SCALE = 12, 3
 
@@ -38,7 +43,7 @@ def free_address() -> str:
 @contextlib.contextmanager
 def serving(address: str) -> Iterator[subprocess.Popen[bytes]]:
     """`sojourn serve` on `address` in a process of its own, stopped by SIGTERM at the end."""
-    command = [sys.executable, "-m", "sojourn.inference.cli", "serve", "--model", str(MODEL), "--listen", address]
+    command = [*SOJOURN, "serve", "--model", str(MODEL), "--listen", address, "--component-map", str(MAP)]
     server = subprocess.Popen([*command, "--metrics-listen", free_address(), "--log-format", "human"])
     try:
         wait_until_serving(address, server)
@@ -66,6 +71,12 @@ def wait_until_serving(address: str, server: subprocess.Popen[bytes]) -> None:
     raise SystemExit("the server did not become ready; its messages are above")
 
 
+def shown(name: str, program: tuple[str, ...], arguments: list[str]) -> int:
+    """Prints a command as one would type it, runs it, returns its exit status."""
+    print(name, *arguments, flush=True)
+    return subprocess.run([*program, *arguments], check=False).returncode
+
+
 def contact_sheet(video: Path, sheet: Path) -> None:
     """Puts every 12th frame of `video` side by side into the picture `sheet`."""
     with av.open(str(video)) as container:
@@ -84,14 +95,15 @@ def main() -> int:
     parser.add_argument("--seed", default="7")
     parser.add_argument("--steps", default="12")
     arguments = parser.parse_args()
-    OUT.mkdir(exist_ok=True)
+    MAP.parent.mkdir(parents=True, exist_ok=True)
     video, address = OUT / "demo.mp4", free_address()
     print(f"sojourn serve --model {MODEL.relative_to(ROOT)} --listen {address}", flush=True)
     with serving(address):
         command = ["generate", arguments.prompt, "-o", str(video), "--server", address]
         command += ["--seed", arguments.seed, "--steps", arguments.steps]
-        print("sojourn", *command, flush=True)
-        status = subprocess.run([sys.executable, "-m", "sojourn.inference.cli", *command], check=False).returncode
+        status = shown("sojourn", SOJOURN, command) or shown(
+            "residencyd", RESIDENCYD, ["scan", "--map", str(MAP.parent)]
+        )
     if status:
         return status
     contact_sheet(video, OUT / "demo.png")

@@ -58,7 +58,21 @@ def residencyd() -> CollectorRegistry:
     return registry()
 
 
-PROCESSES: dict[str, Callable[[], CollectorRegistry]] = {"inference": inference, "residencyd": residencyd}
+def operator() -> CollectorRegistry:
+    """The metrics of `sojourn-operator run`."""
+    from sojourn.operator.telemetry import Problem, Snapshot, Telemetry
+
+    telemetry = Telemetry(version="")
+    problem = Problem("DiffusionService", "", "", "Ready", "")
+    telemetry.watch_resources(lambda: Snapshot(problems=(problem,)), lambda: 1.0)
+    return telemetry.registry
+
+
+PROCESSES: dict[str, Callable[[], CollectorRegistry]] = {
+    "inference": inference,
+    "residencyd": residencyd,
+    "operator": operator,
+}
 
 
 def rows(registry: CollectorRegistry) -> Iterator[Row]:

@@ -1,5 +1,6 @@
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,8 @@ def as_root() -> None:
 
 
 @pytest.fixture
-def open_path(tmp_path: Path) -> Path:
-    """A temporary folder that every user may enter."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder == Path(tempfile.gettempdir()):
-            break
-        if folder.stat().st_uid == os.geteuid():
-            folder.chmod(folder.stat().st_mode | 0o055)
-    return tmp_path
+def open_path() -> Iterator[Path]:
+    """A temporary folder that every user may enter; pytest's own are closed to others, anew with each run."""
+    with tempfile.TemporaryDirectory(prefix="sojourn-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)

@@ -70,11 +70,11 @@ def test_weights_stored_in_another_dtype_are_computed_in_that_of_the_model() -> 
         assert torch.equal(rig.rows(name, 0.3), rows)
 
 
-def test_every_layer_is_read_and_forgotten_once() -> None:
+def test_every_layer_is_announced_read_and_forgotten_once() -> None:
     rig = make_rig()
     rig.build([0.3], [0.4])
     assert len(rig.source.reads) == 2 * len(rig.cache.slab.table.entries)
-    assert rig.source.forgotten == rig.source.reads
+    assert rig.source.announced == rig.source.forgotten == rig.source.reads
 
 
 def test_layers_are_read_in_the_order_of_the_file() -> None:

@@ -1,7 +1,5 @@
-"""Weights in the files of the checkpoint: whole tensors, parts of them, and a page cache that forgets."""
+"""Weights in the files of the checkpoint: whole tensors, parts of them, and the page cache left as it was."""
 
-import ctypes
-import mmap
 import os
 from pathlib import Path
 
@@ -11,6 +9,8 @@ from safetensors.torch import load_file, save_file
 from sojourn.inference.adaln.refusals import WeightsChanged
 from sojourn.inference.adaln.weights import Part, WeightFiles
 from sojourn.inference.loading.safetensors_file import read_safetensors
+from sojourn.residencyd.kernel.errors import NotSupported
+from sojourn.residencyd.kernel.page_cache import CacheEstimate
 
 ROWS, COLUMNS = 2048, 1024
 
@@ -34,17 +34,6 @@ def buffer() -> torch.Tensor:
     return torch.empty(ROWS * COLUMNS * 4 + 64, dtype=torch.uint8)
 
 
-def in_page_cache(path: Path) -> int:
-    """Bytes of a file in the page cache."""
-    with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    pages = -(-len(mapped) // mmap.PAGESIZE)
-    vector = (ctypes.c_ubyte * pages)()
-    address = torch.frombuffer(mapped, dtype=torch.uint8).data_ptr()
-    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), vector) == 0
-    return sum(page & 1 for page in vector) * mmap.PAGESIZE
-
-
 def test_a_tensor_is_what_the_file_holds(weights: WeightFiles, path: Path) -> None:
     for name, expected in load_file(path).items():
         read = weights.read(Part(name), buffer())
@@ -63,19 +52,35 @@ def test_the_buffer_is_what_is_handed_out(weights: WeightFiles) -> None:
     assert weights.read(Part("b.weight"), one).data_ptr() == one.data_ptr()
 
 
-def test_the_page_cache_is_left_as_it_was_found(weights: WeightFiles, path: Path) -> None:
-    size = ROWS * COLUMNS * 4
-    weights.read(Part("a.weight"), buffer())
-    weights.forget([Part("a.weight")])
-    there = in_page_cache(path)
-    assert there >= 3 * size
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    weights.read(Part("b.weight"), buffer())
-    before = in_page_cache(path)  # with what the kernel has read ahead
-    assert before >= size
-    weights.forget([Part("b.weight")])
-    assert before - in_page_cache(path) >= 0.9 * size
+def test_the_page_cache_is_left_as_it_was_found(
+    weights: WeightFiles, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advice: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda handle, *rest: advice.append(rest))
+    cached: list[int] = []
+    monkeypatch.setattr(
+        "sojourn.inference.adaln.weights.page_cache.sample",
+        lambda handle, *, offset, length, samples: CacheEstimate(length if offset in cached else 0, samples),
+    )
+    there, brought_in = Part("a.weight"), Part("b.weight", 100, 300)
+    cached.append(weights.places["a.weight"].offset)
+    weights.will_need([there, brought_in])
+    span = brought_in.span(weights.places["b.weight"])
+    assert advice == [(*span, os.POSIX_FADV_WILLNEED)]
+    advice.clear()
+    weights.forget([there, brought_in])
+    weights.forget([there, brought_in])
+    assert advice == [(*span, os.POSIX_FADV_DONTNEED)]
+
+
+def test_a_file_system_that_cannot_tell_costs_nothing(weights: WeightFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise NotSupported("RWF_NOWAIT", why="this file system does not know it")
+
+    monkeypatch.setattr("sojourn.inference.adaln.weights.page_cache.sample", refuse)
+    weights.will_need([Part("a.bias")])
+    assert weights.read(Part("a.bias"), buffer()).shape == (ROWS,)
+    weights.forget([Part("a.bias")])
 
 
 def test_a_file_that_has_become_shorter_is_no_tensor_of_zeros(weights: WeightFiles, path: Path) -> None:

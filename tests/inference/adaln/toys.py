@@ -85,6 +85,7 @@ class MemorySource:
     fail_at: str | None = None
     fail_check: bool = False
     reads: list[str] = field(default_factory=list)
+    announced: list[str] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
 
     @classmethod
@@ -101,6 +102,9 @@ class MemorySource:
     def check(self) -> None:
         if self.fail_check:
             raise Injected("check")
+
+    def will_need(self, parts: Iterable[Part]) -> None:
+        self.announced += [part.name for part in parts]
 
     def read(self, part: Part, buffer: torch.Tensor) -> torch.Tensor:
         self.reads.append(part.name)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sojourn.inference.offload.options import OffloadOptions
 from sojourn.inference.server.config import Address, ServerConfig
 
 from tests.inference.cli.conftest import Run
@@ -85,3 +86,52 @@ def test_a_missing_folder_is_refused(sojourn: Callable[..., Run], started: list[
     status, _, err = sojourn("serve", "--model", tmp_path / "absent")
     assert (status, started) == (2, [])
     assert "no such folder" in err
+
+
+@pytest.fixture
+def placed(started: list[ServerConfig], monkeypatch: pytest.MonkeyPatch) -> list[OffloadOptions]:
+    """The offload options with which models would have been loaded."""
+    options: list[OffloadOptions] = []
+
+    def lazily_loaded(*arguments: object, offload: OffloadOptions, **rest: object) -> object:
+        options.append(offload)
+        return lambda: None
+
+    monkeypatch.setattr(importlib.import_module("sojourn.inference.cli.serve"), "lazily_loaded", lazily_loaded)
+    return options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option", "value"),
+    [
+        (["--device-memory", "24Gi"], "device_memory_bytes", 24 * 2**30),
+        (["--host-memory", "1.5Gi"], "host_memory_bytes", 3 * 2**29),
+        (["--component-map", "maps/a.pb"], "component_map", "maps/a.pb"),
+        ([], "component_map", None),
+    ],
+)
+def test_each_offload_option_reaches_the_loading(
+    sojourn: Callable[..., Run], placed: list[OffloadOptions], tmp_path: Path,
+    arguments: list[object], option: str, value: object,
+) -> None:  # fmt: skip
+    assert sojourn("serve", "--model", tmp_path, *arguments)[0] == 0
+    assert getattr(placed[0], option) == value
+
+
+def test_the_mode_of_each_component_reaches_the_loading(
+    sojourn: Callable[..., Run], placed: list[OffloadOptions], tmp_path: Path
+) -> None:
+    assert (
+        sojourn("serve", "--model", tmp_path, "--offload", "vae=resident", "--offload", "transformer=component")[0] == 0
+    )
+    assert {name: setting.mode.value for name, setting in placed[0].settings.items()} == {
+        "vae": "resident", "transformer": "component"
+    }  # fmt: skip
+
+
+def test_a_pod_names_the_component_map_by_its_environment(
+    sojourn: Callable[..., Run], placed: list[OffloadOptions], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOJOURN_COMPONENT_MAP", "/run/sojourn/a.pb")
+    assert sojourn("serve", "--model", tmp_path)[0] == 0
+    assert placed[0].component_map == "/run/sojourn/a.pb"

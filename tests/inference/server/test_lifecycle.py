@@ -258,8 +258,14 @@ async def test_sigterm_lets_the_running_request_finish_and_exits_0(model: Path) 
         server.process.send_signal(signal.SIGTERM)
         assert [r.WhichOneof("event") async for r in responses][-1] == "completed"
         assert await server.end() == 0
-        messages = [line["message"] for line in server.log if not line["message"].startswith(("Loaded ", "Settled: "))]
-        assert messages == ["listening", "AdaLN plan cache off", "model loaded", "draining", "stopped"]
+        messages = [line["message"] for line in server.log]
+        placement = [message for message in messages if message.startswith(("Loaded ", "Settled: "))]
+        rest = [message for message in messages if message not in placement]
+        assert rest == ["listening", "AdaLN plan cache off", "model loaded", "draining", "stopped"]
+        assert [message.split()[1].rstrip(":") for message in placement[:-1]] == sorted(
+            ["audio_vae", "text_encoder", "transformer", "transformer_ref", "vae"]
+        )
+        assert placement[-1].startswith("Settled: ")
 
 
 async def test_sigint_beyond_the_grace_ends_the_request_and_exits_0(model: Path) -> None:

@@ -2,7 +2,7 @@
 
 A projected row's bits depend on its input and on the row count of the GEMM, on nothing else (measured on CPU, torch
 2.13, and upstream on cuBLAS). So plans are never batched together and a row is never expanded before the projection.
-Each weight is read once for all plans of a build, one layer at a time, the next one coming in while this one computes.
+Each weight is read once for all plans of a build, one layer at a time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +21,8 @@ from sojourn.inference.adaln.weights import Part, WeightSource
 from torch import nn
 from torch.nn import functional
 
+# Layers that the storage is asked for ahead of the one that computes: one to be read, one to keep its queue filled.
+_NEAR = 2
 # Of the tensors within a buffer: a cache line, as torch aligns its own.
 _ALIGNMENT_BYTES = 64
 
@@ -158,23 +160,29 @@ class Projector:
     def _stream(
         self, names: Sequence[str], device: torch.device
     ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
-        """Each layer's weight and bias in turn; while one computes, the next is read. Two are in memory at most."""
+        """Each layer's weight and bias in turn, in one buffer.
+
+        While one computes, the storage reads the next two into the page cache. A second buffer, to copy the next layer
+        while this one computes, makes builds slower: what was just copied is in the processor's cache (measured on 2
+        cores, 370 MB in the page cache: one plan 0.06 s with one buffer and 0.11 s with two, seven 0.17 and 0.28 s).
+        """
         layers = [self._parts(name) for name in names]
-        buffers = [_buffer(max(map(self._layer_bytes, layers), default=0), device) for _ in range(2)]
+        buffer = _buffer(max(map(self._layer_bytes, layers), default=0), device)
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="adaln-weights") as beside:
-            coming = beside.submit(self._read_layer, layers[0], buffers[0]) if layers else None
+            for near in layers[:_NEAR]:
+                beside.submit(self._source.will_need, near)
             for index, name in enumerate(names):
-                assert coming is not None
-                stored = coming.result()
-                if index + 1 < len(names):
-                    coming = beside.submit(self._read_layer, layers[index + 1], buffers[(index + 1) % 2])
+                stored = self._read_layer(layers[index], buffer)
+                for near in layers[index + _NEAR : index + _NEAR + 1]:
+                    beside.submit(self._source.will_need, near)
                 beside.submit(self._source.forget, layers[index])
                 weight, *bias = (self._as_computed(tensor, name, device) for tensor in stored)
                 yield name, weight, bias[0] if bias else None
 
     def _read_layer(self, parts: Sequence[Part], buffer: torch.Tensor) -> list[torch.Tensor]:
-        """Reads tensors one behind the other into a buffer."""
-        tensors, start = [], 0
+        """Reads the tensors of a layer one behind the other into the buffer."""
+        tensors: list[torch.Tensor] = []
+        start = 0
         for part in parts:
             tensors.append(self._source.read(part, buffer[start:]))
             self._read(tensors[-1].nbytes)

@@ -143,7 +143,12 @@ def serve(
     ] = None,
     component_map: Annotated[
         Path | None,
-        typer.Option(help="File to publish the component map in, for residencyd.", rich_help_panel=OFFLOAD),
+        typer.Option(
+            help="File to publish the component map in, for residencyd.",
+            envvar="SOJOURN_COMPONENT_MAP",
+            show_envvar=True,
+            rich_help_panel=OFFLOAD,
+        ),
     ] = None,
     metrics_listen: Annotated[
         str, typer.Option(help="HOST:PORT for Prometheus; 'off' for none.", rich_help_panel=WATCHING)
@@ -197,7 +202,7 @@ def serve(
     logs.configure(
         human=log_format is LogFormat.HUMAN,
         print_level=logging.getLevelNamesMapping()[log_level.upper()],
-        count=lambda level: telemetry.log_lines.labels(level).inc(),
+        count=telemetry.log_line,
     )
     load = lazily_loaded(
         model,

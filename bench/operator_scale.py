@@ -1,0 +1,220 @@
+"""What the operator costs at 500 DiffusionServices, held against a bare loop of helm in the same run.
+
+    python bench/operator_scale.py [--services 500] [--json]
+
+Needs a control plane (see tests/kubernetes.py) and no node: the chart is a stub whose Deployment has no pods, so that
+what is measured is the operator, helm and the API server on the cores that they share.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+for folder in (ROOT, ROOT / "proto", ROOT / "operator"):
+    sys.path.insert(0, str(folder))
+
+from sojourn.operator.helm import Helm, HelmSettings  # noqa: E402
+from sojourn.operator.kube.access import from_kubeconfig, open_session  # noqa: E402
+from sojourn.operator.kube.client import DIFFUSION_SERVICES, Kube  # noqa: E402
+from sojourn.operator.naming import release_name  # noqa: E402
+
+from tests.kubernetes import CLUSTER, program  # noqa: E402
+from tests.operator.audit import Audit  # noqa: E402
+from tests.operator.cluster import NAMESPACES, condition, install_crds, service  # noqa: E402
+from tests.operator.operators import OperatorProcess, account_kubeconfig  # noqa: E402
+
+STUB = ROOT / "bench/stub-chart"
+AT_ONCE = 8
+FLAGS = ("--workers=12", f"--helm-concurrency={AT_ONCE}", "--log-level=warning")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the result."""
+
+    name: str
+    value: float
+    goal: float
+    unit: str
+
+    @property
+    def met(self) -> bool:
+        """Whether the value is within its goal."""
+        return self.value <= self.goal
+
+    def __str__(self) -> str:
+        verdict = "ok" if self.met else "MISSED"
+        return f"{self.name:58} {self.value:10.2f} {self.unit:6} goal ≤ {self.goal:g} {verdict}"
+
+
+async def bare_loop(kubeconfig: Path, namespace: str, count: int, scratch: Path) -> float:
+    """Seconds for `count` installs by helm alone, eight at a time."""
+    settings = HelmSettings(program=str(program("helm")), chart=STUB, scratch=scratch, concurrency=AT_ONCE)
+    helm = Helm(settings, environ={**os.environ, "KUBECONFIG": str(kubeconfig)})
+    labels = {"sojourn.dev/digest": "x" * 40, "sojourn.dev/inputs": "x" * 40, "sojourn.dev/sweep": "done"}
+    started = time.monotonic()
+    await asyncio.gather(*(helm.upgrade(release_name(f"s{i}"), namespace, {"a": i}, labels) for i in range(count)))
+    return time.monotonic() - started
+
+
+async def create(kube: Kube, namespace: str, count: int) -> None:
+    await asyncio.gather(*(kube.create(DIFFUSION_SERVICES, service(namespace, f"s{i}")) for i in range(count)))
+
+
+async def all_released(kube: Kube, namespace: str, count: int) -> bool:
+    items = await kube.list(DIFFUSION_SERVICES, namespace)
+    return sum(condition(item.get("status") or {}, "Released")["status"] == "True" for item in items) == count
+
+
+async def all_quiet(kube: Kube, namespace: str, count: int) -> bool:
+    """Whether the Deployment controller has answered for every service, and the operator for that."""
+    items = await kube.list(DIFFUSION_SERVICES, namespace)
+    return sum(condition(item.get("status") or {}, "Ready")["reason"] == "ScaledToZero" for item in items) == count
+
+
+async def seconds_until(done: Callable[[], Awaitable[bool]], *, limit: float, pause: float = 1.0) -> float:
+    started = time.monotonic()
+    while not await done():
+        if time.monotonic() - started > limit:
+            raise SystemExit(f"not done within {limit} s")
+        await asyncio.sleep(pause)
+    return time.monotonic() - started
+
+
+def rss_mib(pid: int) -> float:
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
+async def measure(kubeconfig: Path, audit: Audit, count: int, folder: Path) -> list[Figure]:
+    access = from_kubeconfig(kubeconfig)
+    async with open_session(access) as session:
+        kube = Kube(session, access.server)
+        for namespace in ("bare", "scale", "real"):
+            await kube.create(NAMESPACES, {"metadata": {"name": namespace, "namespace": ""}})
+        bare = await bare_loop(kubeconfig, "bare", count, folder / "helm")
+        print(f"bare loop: {count} releases in {bare:.1f} s", flush=True)
+        account = await account_kubeconfig(kubeconfig, "scale", folder / "kubeconfig")
+        operator = OperatorProcess(account, folder, ("scale",), FLAGS, chart=STUB)
+        try:
+            figures = await at_scale(kube, operator, audit, count, bare)
+        finally:
+            operator.kill()
+        return [*figures, await latency(kubeconfig, kube, folder)]
+
+
+async def at_scale(kube: Kube, operator: OperatorProcess, audit: Audit, count: int, bare: float) -> list[Figure]:
+    operator.start().wait_healthy()
+    assert operator.process
+    started = time.monotonic()
+    await create(kube, "scale", count)
+    await seconds_until(lambda: all_released(kube, "scale", count), limit=30 * bare)
+    settle = time.monotonic() - started
+    rss = rss_mib(operator.process.pid)
+    print(f"operator: {count} services in {settle:.1f} s, {rss:.0f} MiB", flush=True)
+    await seconds_until(lambda: all_quiet(kube, "scale", count), limit=120)
+    mark = audit.mark()
+    await asyncio.sleep(60)
+    idle = len(audit.writes("scale", mark))
+    operator.end()
+    mark = audit.mark()
+    started = time.monotonic()
+    operator.start().wait_healthy()
+
+    async def seen() -> bool:
+        samples = operator.metrics()
+        return (
+            sum(
+                value
+                for name, value in samples.items()
+                if name.startswith('sojourn_operator_reconciles_total{kind="DiffusionService"')
+            )
+            >= count
+        )
+
+    await seconds_until(seen, limit=120, pause=0.2)
+    restart = time.monotonic() - started
+    samples = operator.metrics()
+    calls = sum(value for name, value in samples.items() if name.startswith("sojourn_operator_helm_calls_total"))
+    return [
+        Figure(f"settle {count} services / bare helm loop", settle / bare, 1.25, "×"),
+        Figure("resident memory of the operator at the first settle", rss, 150, "MiB"),
+        Figure("writes in an idle minute", idle, 0, ""),
+        Figure(f"restart until {count} settled services are seen", restart, 15, "s"),
+        Figure("helm calls of the restart", calls, 0, ""),
+        Figure("writes of the restart", len(audit.writes("scale", mark)), 0, ""),
+    ]
+
+
+async def latency(kubeconfig: Path, kube: Kube, folder: Path, samples: int = 15) -> Figure:
+    """Median seconds from `kubectl apply` to a deployed release, with the real chart."""
+    account = await account_kubeconfig(kubeconfig, "real", folder / "kubeconfig-real")
+    operator = OperatorProcess(account, folder, ("real",), FLAGS)
+    operator.start().wait_healthy()
+    found = []
+    try:
+        for index in range(samples):
+            started = time.monotonic()
+            await kube.create(DIFFUSION_SERVICES, service("real", f"s{index}"))
+
+            async def released(name: str = f"s{index}") -> bool:
+                item = await kube.get(DIFFUSION_SERVICES, "real", name)
+                return condition(item.get("status") or {}, "Released")["status"] == "True"
+
+            await seconds_until(released, limit=60, pause=0.02)
+            found.append(time.monotonic() - started)
+    finally:
+        operator.kill()
+    return Figure("apply → release with the real chart, median", statistics.median(found), 2, "s")
+
+
+@asynccontextmanager
+async def control_plane(folder: Path) -> AsyncIterator[tuple[Path, Audit]]:
+    """The cluster that is given by the environment, or one of our own."""
+    if given := os.environ.get("SOJOURN_TEST_KUBECONFIG"):
+        yield Path(given), Audit(Path(os.environ["SOJOURN_TEST_AUDIT_LOG"]))
+        return
+    if not CLUSTER.exists():
+        raise SystemExit("no cluster: set SOJOURN_TEST_KUBECONFIG and SOJOURN_TEST_AUDIT_LOG, or SOJOURN_KUBE_CLUSTER")
+    subprocess.run([CLUSTER, "up", "--dir", folder / "kube"], check=True, capture_output=True)
+    try:
+        yield folder / "kube/kubeconfig", Audit(folder / "kube/audit.log")
+    finally:
+        subprocess.run([CLUSTER, "down", "--dir", folder / "kube"], check=True, capture_output=True)
+
+
+async def run(count: int) -> list[Figure]:
+    with tempfile.TemporaryDirectory() as name:
+        async with control_plane(Path(name)) as (kubeconfig, audit):
+            await install_crds(kubeconfig)
+            return await measure(kubeconfig, audit, count, Path(name))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--services", type=int, default=500)
+    parser.add_argument("--json", action="store_true", help="for programs")
+    arguments = parser.parse_args()
+    figures = asyncio.run(run(arguments.services))
+    if arguments.json:
+        rows: list[dict[str, Any]] = [vars(figure) | {"met": figure.met} for figure in figures]
+        print(json.dumps(rows))
+    else:
+        print(*figures, sep="\n")
+    return 0 if all(figure.met for figure in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+{{- /*
+The command lines of both processes. A setting without a value is left out, so that the process's own default holds.
+*/ -}}
+{{- define "service.inferenceArgs" -}}
+- serve
+- --model={{ include "service.modelPath" . }}
+{{- with .Values.model.name }}
+- {{ printf "--model-name=%s" . | toJson }}
+{{- end }}
+- --device={{ .Values.device }}
+- --listen=0.0.0.0:{{ int64 .Values.grpc.port }}
+- --metrics-listen=0.0.0.0:{{ int64 .Values.metrics.port }}
+- --max-waiting={{ int64 .Values.grpc.maxWaiting }}
+- --max-message-bytes={{ int64 .Values.grpc.maxMessageBytes }}
+- --stall-seconds={{ int64 .Values.grpc.stallSeconds }}
+- --grace-seconds={{ int64 .Values.terminationGraceSeconds }}
+{{- if .Values.grpc.tls.secretName }}
+- --tls-cert=/etc/sojourn/tls/tls.crt
+- --tls-key=/etc/sojourn/tls/tls.key
+{{- if .Values.grpc.tls.clientCa }}
+- --client-ca=/etc/sojourn/tls/ca.crt
+{{- end }}
+{{- else }}
+# Plain text inside the cluster; who may call is up to the NetworkPolicy.
+- --allow-insecure
+{{- end }}
+{{- if .Values.grpc.token.secretName }}
+- --token-file=/etc/sojourn/token/{{ .Values.grpc.token.key }}
+{{- end }}
+{{- with .Values.adaln }}
+- --adaln-cache={{ .mode }}
+- --adaln-plans={{ int64 .plans }}
+- --adaln-plan-width={{ int64 .width }}
+- --adaln-host-bytes={{ int64 .hostTierBytes }}
+- --adaln-precision={{ .precision }}
+{{- if .planStore.hostPath }}
+- --adaln-store=/var/lib/sojourn/plans
+- --adaln-store-bytes={{ int64 .planStore.sizeBytes }}
+- --fingerprint-cache=/var/lib/sojourn/plans
+{{- end }}
+{{- end }}
+{{- with .Values.offload }}
+{{- if ne .mode "auto" }}
+- --offload={{ .mode }}
+{{- end }}
+{{- if kindIs "invalid" .residentLayers | not }}
+- --resident-layers={{ int64 .residentLayers }}
+{{- end }}
+{{- if kindIs "invalid" .prefetchLayers | not }}
+- --prefetch-layers={{ int64 .prefetchLayers }}
+{{- end }}
+{{- if ne .residentPolicy "leading" }}
+- --resident-policy={{ .residentPolicy }}
+{{- end }}
+{{- if ne .pinning "auto" }}
+- --pinning={{ .pinning }}
+{{- end }}
+{{- if ne .coldPageAdvice "auto" }}
+- --cold-page-advice={{ .coldPageAdvice }}
+{{- end }}
+{{- if kindIs "invalid" .nextStageHeadroomBytes | not }}
+- --next-stage-headroom-bytes={{ int64 .nextStageHeadroomBytes }}
+{{- end }}
+{{- range .components }}
+- --component-offload={{ .name }}={{ .mode }}
+{{- if kindIs "invalid" .residentLayers | not }}
+- --component-resident-layers={{ .name }}={{ int64 .residentLayers }}
+{{- end }}
+{{- if kindIs "invalid" .prefetchLayers | not }}
+- --component-prefetch-layers={{ .name }}={{ int64 .prefetchLayers }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "service.residencydArgs" -}}
+- serve
+- --map=/run/sojourn
+- --grpc-address=0.0.0.0:{{ int64 .Values.residency.port }}
+- --metrics-address=0.0.0.0:{{ int64 .Values.residency.metricsPort }}
+- --floor-seconds={{ int64 .Values.residency.intervalSeconds }}
+- --deep-share={{ divf (int64 .Values.residency.deepScanMillicores) 1000 | printf "%.3f" }}
+{{- end -}}

@@ -1,0 +1,75 @@
+{{- define "sojourn.name" -}}
+{{ printf "%s-operator" .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- end -}}
+
+{{- define "sojourn.selector" -}}
+app.kubernetes.io/name: sojourn
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "sojourn.labels" -}}
+{{ include "sojourn.selector" . }}
+app.kubernetes.io/part-of: sojourn
+app.kubernetes.io/component: operator
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- end -}}
+
+{{- define "sojourn.image" -}}
+{{ .Values.operator.image.repository }}:{{ .Values.operator.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+
+{{- /* What the operator does, and nothing more; tests run it with exactly these rights. */ -}}
+{{- define "sojourn.rules" -}}
+- apiGroups: [sojourn.dev]
+  resources: [diffusionservices, adalncaches, layerwiseoffloads]
+  verbs: [get, list, watch]
+# The finalizer.
+- apiGroups: [sojourn.dev]
+  resources: [diffusionservices]
+  verbs: [patch]
+- apiGroups: [sojourn.dev]
+  resources: [diffusionservices/status, adalncaches/status, layerwiseoffloads/status]
+  verbs: [patch]
+# Objects of a release. Deployments, Services and NetworkPolicies are watched for drift.
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [serviceaccounts]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [autoscaling]
+  resources: [horizontalpodautoscalers]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [monitoring.coreos.com]
+  resources: [podmonitors]
+  verbs: [get, list, create, patch, delete]
+# Release records.
+{{- if eq .Values.helm.driver "secret" }}
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, list, create, update, patch, delete]
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [list, delete]
+{{- else }}
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, list, create, update, patch, delete]
+{{- end }}
+# Why pods do not serve.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end -}}

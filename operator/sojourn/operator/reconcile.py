@@ -1,0 +1,481 @@
+"""One pass over one custom resource: look at what is wanted and at what is there, and close the gap.
+
+A pass is level-based: it reads nothing but the object, its policies, the release records and the Deployment, and it
+can be begun anew at any point. No phase is remembered between passes.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+import aiohttp
+from pydantic import ValidationError
+from sojourn.operator.cache import Cache, Key, policy_keys
+from sojourn.operator.conditions import POLICY_RESOLVED, READY, RELEASED, STALLED, Verdict, find, transitions
+from sojourn.operator.defaults import Defaults
+from sojourn.operator.desired import Owner, Policies, desired
+from sojourn.operator.errors import ApiError, Conflict, NotFound, OperatorError, Permanent
+from sojourn.operator.helm import HelmForbidden, Unreachable
+from sojourn.operator.kube.client import (
+    ADALN_CACHES,
+    DEPLOYMENTS,
+    DIFFUSION_SERVICES,
+    EVENTS,
+    LAYERWISE_OFFLOADS,
+    PODS,
+    Kube,
+    Object,
+    Resource,
+)
+from sojourn.operator.naming import FINALIZER, RECONCILE_AT, release_name
+from sojourn.operator.observe import View, look
+from sojourn.operator.plan import host_plan
+from sojourn.operator.records import UnreadableRecord
+from sojourn.operator.releases import Outcome, Releases, Target
+from sojourn.operator.reporting import (
+    FIGURES,
+    Block,
+    Findings,
+    blocked,
+    changes,
+    failing_status,
+    policy_status,
+    ready_conditions,
+    service_status,
+    starting_status,
+    unresolved,
+)
+from sojourn.operator.resources import AdaLNCacheSpec, DiffusionServiceSpec, LayerwiseOffloadSpec
+from sojourn.operator.resources.status import Condition, DiffusionServiceStatus, PolicyStatus, ReleaseStatus
+from sojourn.operator.telemetry import Telemetry
+from sojourn.operator.workload import judge
+
+logger = logging.getLogger(__name__)
+
+_BY_KIND: dict[str, Resource] = {
+    resource.kind: resource for resource in (DIFFUSION_SERVICES, ADALN_CACHES, LAYERWISE_OFFLOADS)
+}
+# People get an event when one of these turns, not for every figure.
+_TOLD = (READY, STALLED, POLICY_RESOLVED, "PlanFits")
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often things are looked at.
+
+    Attributes:
+        unready_seconds: between two looks at pods that do not serve yet. What holds a pod back sends no event.
+        observe_seconds: between two looks at the figures of pods that serve.
+        refused_seconds: before a refused manifest is tried again, doubled each time.
+        refused_cap_seconds: the longest such pause.
+        forced_delete_failures: failed uninstalls in a row after which the records are given up.
+    """
+
+    unready_seconds: float = 10.0
+    observe_seconds: float = 30.0
+    refused_seconds: float = 600.0
+    refused_cap_seconds: float = 3600.0
+    forced_delete_failures: int = 5
+
+
+@dataclass
+class _Refusal:
+    """A manifest that was refused: not tried again before the time, unless the input changes."""
+
+    inputs: str
+    block: Block
+    until: datetime
+    pause: timedelta
+
+
+@dataclass
+class Reconciler:
+    """What passes need. One pass per key at a time."""
+
+    kube: Kube
+    releases: Releases
+    cache: Cache
+    defaults: Defaults
+    chart: str
+    telemetry: Telemetry
+    pods: aiohttp.ClientSession
+    pace: Pace = field(default_factory=Pace)
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    # Deployments or whole services whose objects are to be compared with their manifest at the next pass.
+    suspects: set[Key] = field(default_factory=set)
+    _refusals: dict[Key, _Refusal] = field(default_factory=dict)
+    _figures_written: dict[Key, datetime] = field(default_factory=dict)
+    _failed_deletes: dict[Key, int] = field(default_factory=dict)
+
+    async def reconcile(self, key: Key) -> float | None:
+        """One pass. Returns the seconds until the next one, None to wait for an event.
+
+        Raises:
+            OperatorError: the pass could not be finished.
+        """
+        item = self.cache.resources.get(key)
+        if item is None:
+            self._forget(key)
+            return None
+        try:
+            if key.kind == DIFFUSION_SERVICES.kind and "deletionTimestamp" not in item["metadata"]:
+                return await self._service(key, item)
+            if key.kind == DIFFUSION_SERVICES.kind:
+                await self._delete(key, item)
+            else:
+                await self._policy(key, item)
+            return None
+        except (NotFound, Conflict) as error:
+            await self._look_again(key, error)
+            return None
+
+    async def report(self, key: Key, error: OperatorError) -> None:
+        """Tells of a pass that failed, in the status of a service."""
+        item = self.cache.resources.get(key)
+        if item is None or key.kind != DIFFUSION_SERVICES.kind:
+            return
+        status = failing_status(_status_of(item), item, error.reason, str(error), now=self._stamp())
+        try:
+            await self._write_status(key, status)
+        except ApiError as unwritten:
+            logger.debug("status of %s not written: %s", key, unwritten)
+
+    # ---- services -------------------------------------------------------------------------------------------------
+
+    async def _service(self, key: Key, item: Object) -> float | None:
+        item = await self._ensure_finalizer(key, item)
+        # From here on `item` is what this pass speaks of. The cache may move on to a newer spec meanwhile; what is
+        # found out about this one must not be said of that one.
+        findings, target = self._resolve(key, item)
+        handled = _asked(item)
+        outcome = Outcome()
+        if target and not findings.block:
+            findings, outcome = await self._follow(key, item, findings, target, forced=handled is not None)
+        else:
+            findings = self._stay(key, item, findings)
+        findings = await self._inspect(key, replace(findings, handled=handled))
+        await self._write_status(key, service_status(self._before(key), item, findings, now=self._stamp()))
+        return self._next_look(findings, outcome)
+
+    def _resolve(self, key: Key, item: Object) -> tuple[Findings, Target | None]:
+        """What the object asks for; no target where it cannot be known."""
+        try:
+            spec = DiffusionServiceSpec.model_validate(item["spec"])
+            policies, missing = self._policies(item)
+        except ValidationError as error:
+            return blocked(Findings(), "InvalidSpec", _first_lines(error)), None
+        findings = Findings(policies=unresolved(missing))
+        if missing:
+            return blocked(findings, "PolicyNotFound", f"not found: {', '.join(missing)}"), None
+        plan = host_plan(spec, policies, adaln_given=spec.adaln_cache_ref is not None)
+        owner = Owner(key.namespace, key.name, item["metadata"]["uid"])
+        target = self.releases.target(key.namespace, key.name, owner.uid, desired(owner, spec, policies, self.defaults))
+        findings = replace(findings, plan=plan)
+        return (findings if plan.fits else blocked(findings, "PlanDoesNotFit", plan.message)), target
+
+    def _policies(self, item: Object) -> tuple[Policies, list[str]]:
+        found: dict[str, Object] = {}
+        missing = []
+        for policy in policy_keys(item):
+            body = self.cache.resources.get(policy)
+            if body is None or "deletionTimestamp" in body["metadata"]:
+                missing.append(f"{policy.kind} {policy.name}")
+            else:
+                found[policy.kind] = body.get("spec") or {}
+        return Policies(
+            AdaLNCacheSpec.model_validate(found.get(ADALN_CACHES.kind, {})),
+            LayerwiseOffloadSpec.model_validate(found.get(LAYERWISE_OFFLOADS.kind, {})),
+        ), missing
+
+    async def _follow(
+        self, key: Key, item: Object, findings: Findings, target: Target, *, forced: bool
+    ) -> tuple[Findings, Outcome]:
+        """Has the release follow the target, unless that is suspended or was refused before."""
+        if item["spec"].get("suspend"):
+            in_place = await self.releases.in_place(target)
+            verdict = Verdict(RELEASED, "True" if in_place else "False", "Suspended", "suspend is true")
+            suspended = (
+                None
+                if in_place
+                else Block("Suspended", "suspend is true and the newest spec is not deployed", stalled=False)
+            )
+            return replace(findings, released=verdict, in_place=in_place, block=suspended), Outcome()
+        refusal = self._refusals.get(key)
+        if refusal and refusal.inputs == target.inputs and self.now() < refusal.until and not forced:
+            return replace(findings, block=refusal.block), Outcome()
+        try:
+            return await self._settle(key, item, findings, target, forced=forced)
+        except Permanent as error:
+            return self._refused(key, findings, target, error), Outcome()
+
+    async def _settle(
+        self, key: Key, item: Object, findings: Findings, target: Target, *, forced: bool
+    ) -> tuple[Findings, Outcome]:
+        async def before_apply() -> None:
+            status = starting_status(self._before(key), item, "applying the release", now=self._stamp())
+            await self._write_status(key, status)
+
+        known = find(self._before(key).conditions, RELEASED) is not None
+        outcome = await self.releases.settle(target, known_before=known, before_apply=before_apply)
+        self._refusals.pop(key, None)
+        if outcome.record is None:
+            waiting = Verdict(
+                RELEASED, "Unknown", "ReleaseLocked", "another operation on the release is, or was, at work"
+            )
+            return replace(findings, released=waiting), outcome
+        await self._tell_outcome(key, outcome)
+        if outcome.applied:
+            await self._refresh_deployment(key)
+        elif key in self.suspects or forced:
+            outcome = await self._correct_drift(key, target, outcome)
+        self.suspects.discard(key)
+        return replace(
+            findings, in_place=True, released=_released(outcome), release=self._release(key, target, outcome)
+        ), outcome
+
+    async def _correct_drift(self, key: Key, target: Target, outcome: Outcome) -> Outcome:
+        try:
+            drifted = await self.releases.correct_drift(target)
+        except UnreadableRecord as error:
+            await self.releases.repair(target)
+            self.telemetry.recoveries.inc()
+            await self._event(key, "Warning", error.reason, str(error))
+            raise
+        for drift in drifted:
+            self.telemetry.drifted.labels(drift.kind).inc()
+        if drifted:
+            logger.info("%s/%s: drift corrected: %s", key.namespace, key.name, "; ".join(map(str, drifted)))
+            await self._event(key, "Normal", "DriftCorrected", "; ".join(map(str, drifted)))
+            await self._refresh_deployment(key)
+        return outcome
+
+    def _refused(self, key: Key, findings: Findings, target: Target, error: Permanent) -> Findings:
+        """Remembers what was refused: trying it again at once would change nothing."""
+        before = self._refusals.get(key)
+        pause = timedelta(seconds=self.pace.refused_seconds)
+        if before and before.inputs == target.inputs:
+            pause = min(before.pause * 2, timedelta(seconds=self.pace.refused_cap_seconds))
+        block = Block(error.reason, str(error))
+        self._refusals[key] = _Refusal(target.inputs, block, self.now() + pause, pause)
+        return replace(findings, block=block, released=Verdict(RELEASED, "False", error.reason, str(error)))
+
+    def _stay(self, key: Key, item: Object, findings: Findings) -> Findings:
+        """Nothing can be applied; pods of this very generation may serve all the same."""
+        before = find(self._before(key).conditions, RELEASED)
+        generation = item["metadata"]["generation"]
+        in_place = before is not None and before.status == "True" and before.observed_generation == generation
+        return replace(findings, in_place=in_place)
+
+    async def _inspect(self, key: Key, findings: Findings) -> Findings:
+        """The Deployment, its pods where they do not serve, and what they say of themselves where they do."""
+        deployment = self.cache.deployment_of(key)
+        if deployment is None and not findings.in_place:
+            return findings
+        workload = judge(deployment)
+        pods: list[Object] = []
+        if (workload.ready != "True" and workload.wanted) or self._observation_due(key):
+            pods = await self.kube.list(
+                PODS, key.namespace, labels=f"app.kubernetes.io/instance={release_name(key.name)}"
+            )
+            workload = judge(deployment, pods)
+        view = await self._view(pods) if workload.ready == "True" and pods else None
+        return replace(findings, workload=workload, view=view)
+
+    async def _view(self, pods: list[Object]) -> View | None:
+        addresses = sorted(
+            pod["status"]["podIP"]
+            for pod in pods
+            if pod.get("status", {}).get("podIP") and "deletionTimestamp" not in pod["metadata"]
+        )
+        return await look(self.pods, addresses) if addresses else None
+
+    def _observation_due(self, key: Key) -> bool:
+        last = self._figures_written.get(key)
+        return last is None or self.now() - last >= timedelta(seconds=self.pace.observe_seconds)
+
+    def _next_look(self, findings: Findings, outcome: Outcome) -> float | None:
+        if outcome.wait_seconds is not None:
+            return outcome.wait_seconds
+        workload = findings.workload
+        if workload is None or not workload.wanted:
+            return None
+        return self.pace.observe_seconds if workload.ready == "True" else self.pace.unready_seconds
+
+    # ---- deletion -------------------------------------------------------------------------------------------------
+
+    async def _delete(self, key: Key, item: Object) -> None:
+        metadata = item["metadata"]
+        if FINALIZER not in metadata.get("finalizers", []):
+            return
+        failures = self._failed_deletes.get(key, 0)
+        try:
+            await self.releases.remove(
+                key.namespace, key.name, metadata["uid"], for_good=failures >= self.pace.forced_delete_failures
+            )
+        except (HelmForbidden, Unreachable, ApiError):
+            raise  # says nothing about the release: it may be whole
+        except OperatorError:
+            self._failed_deletes[key] = failures + 1
+            raise
+        position = metadata["finalizers"].index(FINALIZER)
+        await self._patch(key, item, [{"op": "remove", "path": f"/metadata/finalizers/{position}"}])
+        self._forget(key)
+
+    # ---- policies -------------------------------------------------------------------------------------------------
+
+    async def _policy(self, key: Key, item: Object) -> None:
+        if "deletionTimestamp" in item["metadata"]:
+            return
+        users = [user.name for user in self.cache.users_of(key)]
+        before = PolicyStatus.model_validate(item.get("status") or {})
+        await self._write_status(key, policy_status(before, item, users, now=self._stamp()))
+
+    # ---- writing --------------------------------------------------------------------------------------------------
+
+    async def _ensure_finalizer(self, key: Key, item: Object) -> Object:
+        finalizers = item["metadata"].get("finalizers")
+        if FINALIZER in (finalizers or []):
+            return item
+        operation = (
+            {"op": "add", "path": "/metadata/finalizers/-", "value": FINALIZER}
+            if finalizers
+            else {"op": "add", "path": "/metadata/finalizers", "value": [FINALIZER]}
+        )
+        return await self._patch(key, item, [operation])
+
+    async def _patch(self, key: Key, item: Object, operations: list[Object]) -> Object:
+        """A JSON patch that holds for this very version of the object only."""
+        test = {"op": "test", "path": "/metadata/resourceVersion", "value": item["metadata"]["resourceVersion"]}
+        answer = await self.kube.json_patch(_BY_KIND[key.kind], key.namespace, key.name, [test, *operations])
+        self.cache.put(key, answer)
+        return answer
+
+    async def _write_status(self, key: Key, status: Object) -> None:
+        """Writes what differs; figures alone only as often as they are looked at."""
+        item = self.cache.resources[key]
+        before = item.get("status") or {}
+        changed = changes(before, status)
+        if not changed:
+            return
+        if changed.keys() <= FIGURES and not self._observation_due(key):
+            return
+        body = {"status": changed}
+        answer = await self.kube.merge(_BY_KIND[key.kind], key.namespace, key.name, body, subresource="status")
+        self.cache.put(key, answer)
+        self._figures_written[key] = self.now()
+        if key.kind == DIFFUSION_SERVICES.kind:
+            await self._tell_transitions(key, before, status)
+
+    async def _tell_transitions(self, key: Key, before: Object, after: Object) -> None:
+        earlier, later = ready_conditions(before), ready_conditions(after)
+        for turned in transitions(earlier, later):
+            if turned.type in _TOLD and (type_ := _worth_telling(find(earlier, turned.type), turned)):
+                await self._event(key, type_, turned.reason, f"{turned.type} {turned.status}: {turned.message}")
+
+    async def _tell_outcome(self, key: Key, outcome: Outcome) -> None:
+        if outcome.recovered:
+            self.telemetry.recoveries.inc()
+            logger.warning("%s/%s: %s", key.namespace, key.name, outcome.recovered)
+            await self._event(key, "Warning", "ReleaseRecovered", outcome.recovered)
+        if outcome.swept:
+            await self._event(key, "Normal", "StrayObjectsDeleted", ", ".join(outcome.swept))
+        if outcome.applied and outcome.record:
+            logger.info("%s/%s: release revision %d", key.namespace, key.name, outcome.record.revision)
+
+    async def _event(self, key: Key, type_: str, reason: str, message: str) -> None:
+        """An event about an object; that it cannot be written stops nothing."""
+        item = self.cache.resources.get(key)
+        if item is None:
+            return
+        stamp = self._stamp()
+        body = {
+            "metadata": {"generateName": f"{key.name}.", "namespace": key.namespace},
+            "involvedObject": {
+                "apiVersion": item["apiVersion"],
+                "kind": key.kind,
+                "name": key.name,
+                "namespace": key.namespace,
+                "uid": item["metadata"]["uid"],
+            },
+            "type": type_,
+            "reason": reason,
+            "message": message[:1024],
+            "source": {"component": "sojourn-operator"},
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+            "count": 1,
+        }
+        try:
+            await self.kube.create(EVENTS, body, what="event")
+        except ApiError as error:
+            logger.debug("event about %s not written: %s", key, error)
+
+    async def _refresh_deployment(self, key: Key) -> None:
+        """Reads what was just applied: the cache may not have seen it, and would call old pods the new ones."""
+        try:
+            self.cache.put_deployment(await self.kube.get(DEPLOYMENTS, key.namespace, release_name(key.name)))
+        except NotFound:
+            self.cache.deployments.pop((key.namespace, release_name(key.name)), None)
+
+    async def _look_again(self, key: Key, error: ApiError) -> None:
+        """After 404 or a conflict: read the object; where it is gone the work is over."""
+        try:
+            self.cache.put(key, await self.kube.get(_BY_KIND[key.kind], key.namespace, key.name))
+        except NotFound:
+            self.cache.drop(key)
+            self._forget(key)
+            return
+        raise error
+
+    # ---- small things ---------------------------------------------------------------------------------------------
+
+    def _release(self, key: Key, target: Target, outcome: Outcome) -> ReleaseStatus | None:
+        record, before = outcome.record, self._before(key).release
+        if record is None:
+            return before
+        # An upgraded operator that changes no manifest writes nothing: the chart stays the one that was applied.
+        known = before is not None and before.revision == record.revision and before.chart
+        chart = before.chart if before is not None and known else self.chart
+        return ReleaseStatus(name=target.release, revision=record.revision, digest=record.digest, chart=chart)
+
+    def _before(self, key: Key) -> DiffusionServiceStatus:
+        return _status_of(self.cache.resources[key])
+
+    def _stamp(self) -> str:
+        return self.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def _forget(self, key: Key) -> None:
+        for known in (self._refusals, self._figures_written, self._failed_deletes):
+            known.pop(key, None)
+        self.suspects.discard(key)
+
+
+def _asked(item: Object) -> str | None:
+    """The value of the annotation that asks for a pass, where it was not obeyed yet."""
+    value = (item["metadata"].get("annotations") or {}).get(RECONCILE_AT)
+    return value if value and value != _status_of(item).last_handled_reconcile_at else None
+
+
+def _worth_telling(before: Condition | None, after: Condition) -> str | None:
+    """The type of event for a condition that turned; None where it is no news."""
+    bad = after.status == ("True" if after.type == STALLED else "False")
+    if after.type == READY:
+        return "Normal" if after.status == "True" else None
+    if bad:
+        return "Warning"
+    recovered = before is not None and before.status == "False" and after.status == "True"
+    return "Normal" if recovered else None
+
+
+def _status_of(item: Object) -> DiffusionServiceStatus:
+    return DiffusionServiceStatus.model_validate(item.get("status") or {})
+
+
+def _released(outcome: Outcome) -> Verdict:
+    assert outcome.record, "a settled release has a record"
+    return Verdict(RELEASED, "True", "Deployed", f"revision {outcome.record.revision} is deployed")
+
+
+def _first_lines(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()[:5])

@@ -1,0 +1,67 @@
+"""LayerwiseOffload: where services keep weights that do not fit in device memory."""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+from sojourn.operator.resources.base import Model, Quantity, rules
+
+Mode = Literal["Auto", "Resident", "Component", "Layerwise"]
+Layers = Annotated[int, Field(ge=0, le=1000)]
+ResidentPolicy = Literal["Leading", "Strided"]
+
+_LAYERS_NEED_LAYERWISE = (
+    "self.mode in ['Auto', 'Layerwise'] || (!has(self.residentLayers) && !has(self.prefetchLayers))",
+    "residentLayers and prefetchLayers have an effect with mode Auto or Layerwise only",
+)
+
+
+class ComponentOffload(Model):
+    """What is different for one component of the pipeline."""
+
+    model_config = ConfigDict(json_schema_extra=rules(_LAYERS_NEED_LAYERWISE))
+
+    name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z][a-z0-9_]*$")] = Field(
+        description="Name of the component in the pipeline, such as transformer or text_encoder."
+    )
+    mode: Mode = Field(default="Auto", description="As in the policy itself.")
+    resident_layers: Layers | None = Field(default=None, description="As in the policy itself.")
+    prefetch_layers: Annotated[int, Field(ge=0, le=64)] | None = Field(
+        default=None, description="As in the policy itself."
+    )
+
+
+class LayerwiseOffloadSpec(Model):
+    """How the weights of each service that refers to it are hosted."""
+
+    model_config = ConfigDict(json_schema_extra=rules(_LAYERS_NEED_LAYERWISE))
+
+    mode: Mode = Field(
+        default="Auto",
+        description="Resident: all weights on the device. Component: a whole component at a time. Layerwise: repeated "
+        "layers stream through a window. Auto: chosen by the memory plan.",
+    )
+    resident_layers: Layers | None = Field(
+        default=None, description="Layers of each component that stay on the device. Left out: by the memory plan."
+    )
+    prefetch_layers: Annotated[int, Field(ge=0, le=64)] | None = Field(
+        default=None, description="Layers that are fetched ahead of the one that runs. Left out: by the memory plan."
+    )
+    resident_policy: ResidentPolicy = Field(
+        default="Leading", description="Which layers stay: the first ones, or ones spread evenly."
+    )
+    pinning: Literal["Auto", "Disabled"] = Field(
+        default="Auto", description="Auto: streamed layers are pinned in host memory as far as the budget allows."
+    )
+    cold_page_advice: Literal["Auto", "Disabled"] = Field(
+        default="Auto",
+        description="Auto: when a stage ends, the kernel is told which mapped weights it may take back, and whether "
+        "it did is verified.",
+    )
+    next_stage_headroom: Quantity | None = Field(
+        default=None, description="Host memory to keep free for the next stage. Left out: measured per model."
+    )
+    components: Annotated[tuple[ComponentOffload, ...], Field(max_length=32)] = Field(
+        default=(),
+        description="What is different for single components.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )

@@ -1,0 +1,186 @@
+"""charts/sojourn: the operator's chart, value by value."""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from sojourn.operator.defaults import Defaults
+
+from tests.charts.conftest import Refused, Render
+from tests.charts.test_service_chart import only
+from tests.kubernetes import ROOT
+
+CHART = ROOT / "charts/sojourn"
+VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+
+# A value other than the default for every leaf of the values.
+ALTERED: dict[str, Any] = {
+    "crds.install": False,
+    "operator.image.repository": "registry/operator",
+    "operator.image.tag": "9",
+    "operator.image.pullPolicy": "Always",
+    "operator.pullSecrets": ["registry"],
+    "operator.namespaces": ["studio"],
+    "operator.workers": 4,
+    "operator.resyncSeconds": 1000000,
+    "operator.observeSeconds": 60,
+    "operator.logLevel": "debug",
+    "operator.logFormat": "text",
+    "operator.resources.requests.cpu": "100m",
+    "operator.resources.requests.memory": "256Mi",
+    "operator.resources.limits.memory": "512Mi",
+    "operator.nodeSelector": {"a": "b"},
+    "operator.tolerations": [{"key": "a"}],
+    "operator.priorityClassName": "high",
+    "operator.podLabels": {"a": "b"},
+    "operator.podAnnotations": {"a": "b"},
+    "helm.driver": "secret",
+    "helm.timeoutSeconds": 90,
+    "helm.concurrency": 8,
+    "services.inferenceImage": "a:1",
+    "services.residencydImage": "b:1",
+    "services.pullPolicy": "Always",
+    "services.pullSecrets": ["registry"],
+    "services.podMonitor": True,
+    "services.monitoringNamespaceLabels": {"a": "b"},
+    "monitoring.podMonitor": True,
+    "monitoring.dashboards": True,
+    "networkPolicy.enabled": False,
+    "networkPolicy.monitoringNamespaceLabels": {"a": "b"},
+}
+# Have an effect only together with monitoring.dashboards.
+WITH_DASHBOARDS = {
+    "monitoring.dashboardLabels": {"other": "1"},
+    "monitoring.dashboardAnnotations": {"grafana_folder": "Other"},
+}
+
+
+def leaves(values: dict[str, Any], path: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, dict) and value and not name.startswith("dashboard"):
+            yield from leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}"
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    result: dict[str, Any] = value
+    return result
+
+
+def test_every_value_is_altered_below() -> None:
+    assert set(leaves(VALUES)) == set(ALTERED) | set(WITH_DASHBOARDS)
+
+
+@pytest.mark.parametrize("path", list(ALTERED))
+def test_every_value_has_an_effect(render_text: Callable[..., str], path: str) -> None:
+    assert render_text("sojourn", {}) != render_text("sojourn", nested(path, ALTERED[path]))
+
+
+@pytest.mark.parametrize("path", list(WITH_DASHBOARDS))
+def test_every_value_of_the_dashboards_has_an_effect(render_text: Callable[..., str], path: str) -> None:
+    given = {"monitoring": {"dashboards": True}}
+    altered = {"monitoring": {"dashboards": True, path.split(".")[1]: WITH_DASHBOARDS[path]}}
+    assert render_text("sojourn", given) != render_text("sojourn", altered)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"helm": {"driver": "sql"}},
+        {"operator": {"workers": 0}},
+        {"operator": {"logLevel": "loud"}},
+        {"services": {"inferenceImage": ""}},
+        {"unknown": 1},
+    ],
+    ids=str,
+)
+def test_values_that_make_no_sense_are_refused(render: Render, bad: dict[str, Any]) -> None:
+    with pytest.raises(Refused, match="values don't meet"):
+        render("sojourn", bad)
+
+
+def test_helm_lint_finds_nothing(helm: Path) -> None:
+    done = subprocess.run([helm, "lint", "--strict", CHART], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_definitions_are_kept_and_upgraded(render: Render) -> None:
+    definitions = [item for item in render("sojourn", {}) if item["kind"] == "CustomResourceDefinition"]
+    assert len(definitions) == 3
+    for item in definitions:
+        assert item["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    assert not (CHART / "crds").exists(), "helm never upgrades what lies there"
+
+
+def test_the_settings_are_what_the_operator_reads(render: Render) -> None:
+    given = {"services": {"podMonitor": True, "monitoringNamespaceLabels": {"a": "b"}, "pullSecrets": ["registry"]}}
+    text = only(render("sojourn", given, release="sojourn"), "ConfigMap")["data"]["defaults.yaml"]
+    defaults = Defaults.model_validate(yaml.safe_load(text))
+    assert defaults.pod_monitor
+    assert defaults.monitoring_namespace_labels == {"a": "b"}
+    assert defaults.operator_namespace_labels == {"kubernetes.io/metadata.name": "studio"}
+    assert defaults.operator_pod_labels == {
+        "app.kubernetes.io/name": "sojourn",
+        "app.kubernetes.io/instance": "sojourn",
+    }
+
+
+def test_named_namespaces_need_no_cluster_wide_right(render: Render) -> None:
+    objects = render("sojourn", {"operator": {"namespaces": ["a", "b"]}})
+    roles = [item["metadata"]["namespace"] for item in objects if item["kind"] == "Role"]
+    assert roles == ["a", "b"]
+    wide = [item for item in objects if item["kind"] == "ClusterRole"]
+    assert all("rbac.authorization.k8s.io/aggregate-to" in json.dumps(item["metadata"]["labels"]) for item in wide)
+    assert not [item for item in objects if item["kind"] == "ClusterRoleBinding"]
+
+
+def test_with_config_maps_no_secret_may_be_read(render: Render) -> None:
+    for driver, readable in (("configmap", False), ("secret", True)):
+        objects = render("sojourn", {"helm": {"driver": driver}})
+        rules = next(
+            item for item in objects if item["kind"] == "ClusterRole" and "operator" in item["metadata"]["name"]
+        )
+        assert any("secrets" in rule["resources"] for rule in rules["rules"]) is readable
+        assert not any("*" in [*rule["resources"], *rule["verbs"]] for rule in rules["rules"])
+
+
+def test_the_operator_runs_once_restricted_and_with_a_read_only_root(render: Render) -> None:
+    spec = only(render("sojourn", {}), "Deployment")["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_no_number_is_ever_written_as_a_float(render_text: Callable[..., str]) -> None:
+    text = render_text("sojourn", {"operator": {"resyncSeconds": 86400, "observeSeconds": 86400}})
+    assert "--resync-seconds=86400" in text
+    assert not re.search(r"[0-9]e\+[0-9]", text)
+
+
+@pytest.mark.parametrize("path", sorted((CHART / "dashboards").glob("*.json")), ids=lambda path: path.stem)
+def test_dashboards_name_only_metrics_that_are_exported(path: Path) -> None:
+    """Those of the operator; and they load untouched: no inputs, a variable for the data source."""
+    from sojourn.operator.telemetry import Snapshot, Telemetry
+
+    board = json.loads(path.read_text())
+    assert "__inputs" not in board
+    assert board["templating"]["list"][0]["name"] == "datasource"
+    telemetry = Telemetry(version="test")
+    telemetry.watch_resources(Snapshot, lambda: None)
+    exported = {sample.name for family in telemetry.registry.collect() for sample in family.samples}
+    exported |= {family.name for family in telemetry.registry.collect()}
+    exported |= {f"{family.name}_total" for family in telemetry.registry.collect()}
+    text = json.dumps(board["panels"])
+    named = set(re.findall(r"sojourn_operator_[a-z_]+", text))
+    assert named <= exported, named - exported

@@ -1,0 +1,374 @@
+"""charts/sojourn-service: what is rendered for a service, field by field, and to the byte."""
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from sojourn.operator.defaults import Defaults
+from sojourn.operator.desired import Owner, Policies, Values, canonical, desired
+from sojourn.operator.resources import AdaLNCacheSpec, DiffusionServiceSpec, LayerwiseOffloadSpec
+from sojourn.operator.resources.schema import structural
+
+from tests.charts.conftest import Refused, Render
+from tests.kubernetes import ROOT
+
+GOLDEN = Path(__file__).parent / "golden"
+OWNER = Owner("studio", "demo", "11111111-2222-3333-4444-555555555555")
+DEFAULTS = Defaults(
+    inference_image="localhost/sojourn-inference:dev",
+    residencyd_image="localhost/sojourn-residencyd:dev",
+    operator_namespace_labels={"kubernetes.io/metadata.name": "sojourn-system"},
+    operator_pod_labels={"app.kubernetes.io/name": "sojourn"},
+)
+BUILT_IN: dict[str, Any] = {"model": {"builtIn": {}}}
+
+
+def values(spec: dict[str, Any], adaln: dict[str, Any] | None = None, offload: dict[str, Any] | None = None) -> Values:
+    policies = Policies(AdaLNCacheSpec.model_validate(adaln or {}), LayerwiseOffloadSpec.model_validate(offload or {}))
+    return desired(OWNER, DiffusionServiceSpec.model_validate({**BUILT_IN, **spec}), policies, DEFAULTS)
+
+
+def only(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    (found,) = (item for item in objects if item["kind"] == kind)
+    return found
+
+
+def container(objects: list[dict[str, Any]], name: str = "inference") -> dict[str, Any]:
+    pod = only(objects, "Deployment")["spec"]["template"]["spec"]
+    found: dict[str, Any] = next(item for item in pod["containers"] if item["name"] == name)
+    return found
+
+
+# A value other than the default for every leaf of every spec. Where the leaf needs company, the company is in both.
+ALTERED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "service.model.name": ({}, {"model": {"builtIn": {}, "name": "digits"}}),
+    "service.model.builtIn.path": ({}, {"model": {"builtIn": {"path": "/m"}}}),
+    "service.model.persistentVolumeClaim.claimName": (
+        {"model": {"persistentVolumeClaim": {"claimName": "a"}}},
+        {"model": {"persistentVolumeClaim": {"claimName": "b"}}},
+    ),
+    "service.model.persistentVolumeClaim.subPath": (
+        {"model": {"persistentVolumeClaim": {"claimName": "a"}}},
+        {"model": {"persistentVolumeClaim": {"claimName": "a", "subPath": "x"}}},
+    ),
+    "service.model.hostPath.path": (
+        {"model": {"hostPath": {"path": "/a"}}},
+        {"model": {"hostPath": {"path": "/b"}}},
+    ),
+    "service.model.image.reference": (
+        {"model": {"image": {"reference": "a"}}},
+        {"model": {"image": {"reference": "b"}}},
+    ),
+    "service.model.image.pullPolicy": (
+        {"model": {"image": {"reference": "a"}}},
+        {"model": {"image": {"reference": "a", "pullPolicy": "Always"}}},
+    ),
+    "service.model.image.subPath": (
+        {"model": {"image": {"reference": "a"}}},
+        {"model": {"image": {"reference": "a", "subPath": "x"}}},
+    ),
+    "service.device": ({}, {"device": "CPU"}),
+    "service.replicas": ({}, {"replicas": 2}),
+    "service.autoscaling.minReplicas": (
+        {"autoscaling": {"maxReplicas": 4}},
+        {"autoscaling": {"maxReplicas": 4, "minReplicas": 2}},
+    ),
+    "service.autoscaling.maxReplicas": ({}, {"autoscaling": {"maxReplicas": 4}}),
+    "service.autoscaling.targetWaitingRequests": (
+        {"autoscaling": {"maxReplicas": 4}},
+        {"autoscaling": {"maxReplicas": 4, "targetWaitingRequests": 3}},
+    ),
+    "service.autoscaling.targetCpuPercent": (
+        {"autoscaling": {"maxReplicas": 4}},
+        {"autoscaling": {"maxReplicas": 4, "targetCpuPercent": 50}},
+    ),
+    "service.resources.requests": ({}, {"resources": {"requests": {"cpu": "50m"}}}),
+    "service.resources.limits": ({}, {"resources": {"limits": {"memory": "4Gi"}}}),
+    "service.resources.gpu.count": ({"resources": {"gpu": {}}}, {"resources": {"gpu": {"count": 2}}}),
+    "service.resources.gpu.resourceName": (
+        {"resources": {"gpu": {}}},
+        {"resources": {"gpu": {"resourceName": "amd.com/gpu"}}},
+    ),
+    "service.sharedHostMemory.size": ({}, {"sharedHostMemory": {"size": "2Gi"}}),
+    "service.sharedHostMemory.modelCache.hostPath": ({}, {"sharedHostMemory": {"modelCache": {"hostPath": "/c"}}}),
+    "service.scheduling.nodeSelector": ({}, {"scheduling": {"nodeSelector": {"a": "b"}}}),
+    "service.scheduling.tolerations[].key": ({}, {"scheduling": {"tolerations": [{"key": "gpu"}]}}),
+    "service.scheduling.tolerations[].operator": (
+        {"scheduling": {"tolerations": [{"key": "gpu", "value": "a"}]}},
+        {"scheduling": {"tolerations": [{"key": "gpu", "value": "a", "operator": "Equal"}]}},
+    ),
+    "service.scheduling.tolerations[].value": (
+        {"scheduling": {"tolerations": [{"key": "gpu", "operator": "Equal", "value": "a"}]}},
+        {"scheduling": {"tolerations": [{"key": "gpu", "operator": "Equal", "value": "b"}]}},
+    ),
+    "service.scheduling.tolerations[].effect": (
+        {"scheduling": {"tolerations": [{}]}},
+        {"scheduling": {"tolerations": [{"effect": "NoSchedule"}]}},
+    ),
+    "service.scheduling.runtimeClassName": ({}, {"scheduling": {"runtimeClassName": "nvidia"}}),
+    "service.scheduling.priorityClassName": ({}, {"scheduling": {"priorityClassName": "high"}}),
+    "service.scheduling.placement": ({}, {"scheduling": {"placement": "Pack"}}),
+    "service.grpc.port": ({}, {"grpc": {"port": 50099}}),
+    "service.grpc.maxWaiting": ({}, {"grpc": {"maxWaiting": 0}}),
+    "service.grpc.maxMessageSize": ({}, {"grpc": {"maxMessageSize": "8Mi"}}),
+    "service.grpc.stallSeconds": ({}, {"grpc": {"stallSeconds": 5}}),
+    "service.grpc.tls.secretName": ({}, {"grpc": {"tls": {"secretName": "cert"}}}),
+    "service.grpc.tls.clientCa": (
+        {"grpc": {"tls": {"secretName": "cert"}}},
+        {"grpc": {"tls": {"secretName": "cert", "clientCa": "Required"}}},
+    ),
+    "service.grpc.token.secretName": ({}, {"grpc": {"token": {"secretName": "tokens"}}}),
+    "service.grpc.token.key": (
+        {"grpc": {"token": {"secretName": "tokens"}}},
+        {"grpc": {"token": {"secretName": "tokens", "key": "other"}}},
+    ),
+    "service.residency.intervalSeconds": ({}, {"residency": {"intervalSeconds": 5}}),
+    "service.residency.deepScanMillicores": ({}, {"residency": {"deepScanMillicores": 5}}),
+    "service.residency.resources.requests": ({}, {"residency": {"resources": {"requests": {"cpu": "10m"}}}}),
+    "service.residency.resources.limits": ({}, {"residency": {"resources": {"limits": {"memory": "128Mi"}}}}),
+    "service.network.allowFrom[].namespaceLabels": ({}, {"network": {"allowFrom": [{"namespaceLabels": {"a": "b"}}]}}),
+    "service.network.allowFrom[].podLabels": ({}, {"network": {"allowFrom": [{"podLabels": {"a": "b"}}]}}),
+    "service.images.inference": ({}, {"images": {"inference": "other:1"}}),
+    "service.images.residencyd": ({}, {"images": {"residencyd": "other:1"}}),
+    "service.images.pullPolicy": ({}, {"images": {"pullPolicy": "Always"}}),
+    "service.images.pullSecrets": ({}, {"images": {"pullSecrets": ["registry"]}}),
+    "service.loadTimeoutSeconds": ({}, {"loadTimeoutSeconds": 60}),
+    "service.terminationGraceSeconds": ({}, {"terminationGraceSeconds": 60}),
+    "service.podLabels": ({}, {"podLabels": {"team": "a"}}),
+    "service.podAnnotations": ({}, {"podAnnotations": {"note": "a"}}),
+    "adaln.mode": ({}, {"mode": "Enabled"}),
+    "adaln.plans": ({}, {"plans": 65}),
+    "adaln.width": ({}, {"width": 2}),
+    "adaln.hostTierSize": ({}, {"hostTierSize": "0"}),
+    "adaln.planStore.hostPath": ({}, {"planStore": {"hostPath": "/plans"}}),
+    "adaln.planStore.size": ({"planStore": {"hostPath": "/p"}}, {"planStore": {"hostPath": "/p", "size": "1Gi"}}),
+    "adaln.precision": ({}, {"precision": "Fp32"}),
+    "offload.mode": ({}, {"mode": "Layerwise"}),
+    "offload.residentLayers": ({}, {"residentLayers": 0}),
+    "offload.prefetchLayers": ({}, {"prefetchLayers": 0}),
+    "offload.residentPolicy": ({}, {"residentPolicy": "Strided"}),
+    "offload.pinning": ({}, {"pinning": "Disabled"}),
+    "offload.coldPageAdvice": ({}, {"coldPageAdvice": "Disabled"}),
+    "offload.nextStageHeadroom": ({}, {"nextStageHeadroom": "12Gi"}),
+    "offload.components[].name": ({}, {"components": [{"name": "text_encoder"}]}),
+    "offload.components[].mode": ({"components": [{"name": "a"}]}, {"components": [{"name": "a", "mode": "Resident"}]}),
+    "offload.components[].residentLayers": (
+        {"components": [{"name": "a"}]},
+        {"components": [{"name": "a", "residentLayers": 2}]},
+    ),
+    "offload.components[].prefetchLayers": (
+        {"components": [{"name": "a"}]},
+        {"components": [{"name": "a", "prefetchLayers": 2}]},
+    ),
+}
+# What has its effect in the operator and not in the release; each is tested in tests/operator.
+ELSEWHERE = {"service.adaLNCacheRef.name", "service.layerwiseOffloadRef.name", "service.suspend"}
+# Said to be without effect in its own description.
+WITHOUT_EFFECT = {"service.residency.resources.gpu.count", "service.residency.resources.gpu.resourceName"}
+SPECS = {"service": DiffusionServiceSpec, "adaln": AdaLNCacheSpec, "offload": LayerwiseOffloadSpec}
+
+
+def leaves(schema: dict[str, Any], path: str) -> Iterator[str]:
+    if "properties" in schema:
+        for name, child in schema["properties"].items():
+            yield from leaves(child, f"{path}.{name}")
+    elif "properties" in schema.get("items", {}):
+        yield from leaves(schema["items"], f"{path}[]")
+    else:
+        yield path
+
+
+def test_every_field_of_every_spec_is_altered_below() -> None:
+    fields = {leaf for part, model in SPECS.items() for leaf in leaves(structural(model), part)}
+    assert fields - ELSEWHERE - WITHOUT_EFFECT == set(ALTERED)
+
+
+@pytest.mark.parametrize("field", list(ALTERED))
+def test_every_field_reaches_the_manifest(render_text: Callable[..., str], field: str) -> None:
+    part = field.split(".")[0]
+    before, after = ({"spec": {}, part: given} if part != "service" else {"spec": given} for given in ALTERED[field])
+    assert render_text("sojourn-service", values(**before)) != render_text("sojourn-service", values(**after))
+
+
+EVERYTHING: dict[str, Any] = {
+    "model": {"persistentVolumeClaim": {"claimName": "weights", "subPath": "h3"}, "name": "h3"},
+    "device": "CUDA",
+    "autoscaling": {"minReplicas": 2, "maxReplicas": 4, "targetWaitingRequests": 3},
+    "resources": {"requests": {"cpu": 2}, "limits": {"memory": 2147483648}, "gpu": {"count": 2}},
+    "sharedHostMemory": {"size": 1000000, "modelCache": {"hostPath": "/var/lib/sojourn/models"}},
+    "scheduling": {
+        "nodeSelector": {"nvidia.com/gpu.present": "true"},
+        "tolerations": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}],
+        "runtimeClassName": "nvidia",
+        "priorityClassName": "high",
+        "placement": "Pack",
+    },
+    "grpc": {
+        "maxMessageSize": 2147483648,
+        "tls": {"secretName": "cert", "clientCa": "Required"},
+        "token": {"secretName": "tokens"},
+    },
+    "residency": {"resources": {"limits": {"memory": "128Mi"}}},
+    "network": {"allowFrom": [{"namespaceLabels": {"team": "a"}, "podLabels": {"app": "b"}}]},
+    "images": {"pullSecrets": ["registry"]},
+    "podLabels": {"team": "a"},
+    "podAnnotations": {"note": "y"},
+}
+CASES: dict[str, Values] = {
+    "plain": values({}),
+    "everything": values(
+        EVERYTHING,
+        {"mode": "Enabled", "planStore": {"hostPath": "/var/lib/sojourn/plans"}},
+        {
+            "mode": "Layerwise",
+            "residentLayers": 0,
+            "prefetchLayers": 2,
+            "nextStageHeadroom": "12Gi",
+            "components": [{"name": "text_encoder", "mode": "Component"}],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_the_manifest_is_the_golden_one(render_text: Callable[..., str], case: str) -> None:
+    """SOJOURN_WRITE_GOLDEN=1 writes it anew; read the difference before committing it."""
+    text = render_text("sojourn-service", CASES[case])
+    path = GOLDEN / f"service-{case}.yaml"
+    if os.environ.get("SOJOURN_WRITE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def test_no_number_is_ever_written_as_a_float(render_text: Callable[..., str]) -> None:
+    text = render_text("sojourn-service", CASES["everything"])
+    assert not re.search(r"[0-9](\.[0-9]+)?e\+[0-9]", text)
+    assert "--max-message-bytes=2147483648" in text
+    assert 'sizeLimit: "1000000"' in text
+    assert 'memory: "2147483648"' in text
+
+
+def test_big_numbers_given_by_hand_stay_whole(render_text: Callable[..., str]) -> None:
+    for given in (("--set", "grpc.maxMessageBytes=1000000"), ("--set-json", "grpc.maxMessageBytes=1000000")):
+        assert "--max-message-bytes=1000000\n" in render_text("sojourn-service", CASES["plain"], *given)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"shmSize": "64 MB"},
+        {"shmSize": 64},
+        {"replicas": -1},
+        {"replicas": 1.5},
+        {"unknown": 1},
+        {"grpc": {"port": 80}},
+        {"images": {"inference": "a"}},
+        {"adaln": {"mode": "sometimes"}},
+        {"model": {"source": "ftp"}},
+    ],
+    ids=str,
+)
+def test_values_that_make_no_sense_are_refused_by_the_schema(render: Render, bad: dict[str, Any]) -> None:
+    images = {"images": {"inference": "a", "residencyd": "b"}}
+    given = {**images, **bad} if "images" not in bad else bad
+    with pytest.raises(Refused, match=r"values don't meet|is required"):
+        render("sojourn-service", given)
+
+
+def test_helm_lint_finds_nothing(helm: Path) -> None:
+    command = [helm, "lint", "--strict", ROOT / "charts/sojourn-service", "-f", "-"]
+    done = subprocess.run(command, input=canonical(CASES["plain"]), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_every_object_has_the_owner_and_the_labels(render: Render, case: str) -> None:
+    for item in render("sojourn-service", CASES[case]):
+        (owner,) = item["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["uid"], owner["controller"]) == ("DiffusionService", OWNER.uid, True)
+        labels = item["metadata"]["labels"]
+        assert labels["app.kubernetes.io/instance"] == item["metadata"]["name"] == "dsvc-demo"
+        assert labels["app.kubernetes.io/part-of"] == "sojourn"
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_the_chart_version_is_nowhere_in_the_manifest(render_text: Callable[..., str], case: str) -> None:
+    """Else an upgrade of the operator would restart every pod."""
+    version = yaml.safe_load((ROOT / "charts/sojourn-service/Chart.yaml").read_text())["version"]
+    assert version not in render_text("sojourn-service", CASES[case])
+
+
+def test_templates_ask_the_cluster_nothing() -> None:
+    for path in (ROOT / "charts/sojourn-service/templates").rglob("*"):
+        if path.is_file():
+            assert not re.search(r"\.Capabilities|\blookup\b|\brand|genCA|\bnow\b", path.read_text()), path
+
+
+def test_pods_meet_the_restricted_standard(render: Render) -> None:
+    pod = only(render("sojourn-service", CASES["plain"]), "Deployment")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    assert {volume.keys() - {"name"} == {"emptyDir"} for volume in pod["volumes"]} == {True}
+    for item in pod["containers"]:
+        assert item["securityContext"]["allowPrivilegeEscalation"] is False
+        assert item["securityContext"]["readOnlyRootFilesystem"] is True
+        assert item["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_startup_probe_covers_the_load_and_liveness_never_asks_the_model(render: Render) -> None:
+    for seconds in (2, 1200, 1801):
+        probes = container(render("sojourn-service", values({"loadTimeoutSeconds": seconds})))
+        startup = probes["startupProbe"]
+        assert seconds <= startup["periodSeconds"] * startup["failureThreshold"] <= seconds + 2
+        assert startup["grpc"] == probes["readinessProbe"]["grpc"] == {"port": 50051}
+        assert "grpc" not in probes["livenessProbe"]
+        assert "initialDelaySeconds" not in startup
+
+
+def test_shared_memory_is_mounted_and_sized_by_default(render: Render) -> None:
+    pod = only(render("sojourn-service", CASES["plain"]), "Deployment")["spec"]["template"]["spec"]
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in pod["volumes"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
+
+
+def test_with_autoscaling_the_deployment_names_no_replicas(render: Render) -> None:
+    objects = render("sojourn-service", CASES["everything"])
+    assert "replicas" not in only(objects, "Deployment")["spec"]
+    assert only(objects, "HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]["name"] == "dsvc-demo"
+
+
+def test_an_empty_list_of_peers_lets_nobody_in(render: Render) -> None:
+    policy = only(render("sojourn-service", values({"network": {"allowFrom": []}})), "NetworkPolicy")
+    callers = [rule["from"] for rule in policy["spec"]["ingress"] if {"port": "grpc"} in rule["ports"]]
+    assert callers == [
+        [
+            {
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "sojourn-system"}},
+                "podSelector": {"matchLabels": {"app.kubernetes.io/name": "sojourn"}},
+            }
+        ]
+    ]
+
+
+def test_values_are_equal_however_the_spec_was_ordered() -> None:
+    one = {"podLabels": {"a": "1", "b": "2"}, "images": {"pullSecrets": ["x", "a"]}}
+    other = {"images": {"pullSecrets": ["a", "x"]}, "podLabels": {"b": "2", "a": "1"}}
+    assert canonical(values(one)) == canonical(values(other))
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_residencyd_knows_every_option_that_it_is_given(render: Render, case: str) -> None:
+    from sojourn.residencyd.cli import app
+    from typer.main import get_command
+
+    serve = get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    known = {option for parameter in serve.params for option in parameter.opts}
+    command, *given = container(render("sojourn-service", CASES[case]), "residencyd")["args"]
+    assert command == "serve"
+    assert {option.split("=")[0] for option in given} <= known
