@@ -44,6 +44,8 @@ CONFIG = {
     "text_dim": 992, "freq_dim": 256, "time_embed_hidden_dim": 992, "time_embed_dim": 544, "rope_freq_dim": 16,
 }  # fmt: skip
 
+CLASS_NAME = "MiniMaxH3Transformer3DModel"
+
 CONTENDERS = {
     "resident": "stock, resident, no cap",
     "mapped": "plain mapped",
@@ -166,14 +168,24 @@ def ours(folder: Path) -> Any:
 
 
 def cached(folder: Path) -> Any:
-    model = our_model(folder)
-    under_cache(model, folder)
-    under_advice(model)
-    return model
+    from sojourn.inference.adaln.caches import PlanCaches
+    from sojourn.inference.adaln.settings import PlanCacheSettings
+
+    plans = PlanCaches(PlanCacheSettings(mode="on", plans=WARM_UP + STEPS, width=2, host_bytes=0), torch_device())
+    component = our_component(folder, leave_out=plans.leave_out("transformer", CLASS_NAME))
+    plans.open({"transformer": component})
+    under_advice(component.value)
+    component.value.prepare_plans = plans.transformers["transformer"].prepare
+    return component.value
 
 
 def our_model(folder: Path) -> Any:
     """The model on its mapped weights, as the engine loads it."""
+    return our_component(folder).value
+
+
+def our_component(folder: Path, **rest: Any) -> Any:
+    """The same as the engine's component."""
     import torch
     from sojourn.inference.loading.components import build_component
     from sojourn.inference.loading.folder import ComponentFolder, ComponentKind
@@ -182,13 +194,20 @@ def our_model(folder: Path) -> Any:
     part = ComponentFolder(
         name="transformer",
         library="diffusers",
-        class_name="MiniMaxH3Transformer3DModel",
+        class_name=CLASS_NAME,
         kind=ComponentKind.MODEL,
         path=folder,
         config=json.loads((folder / "config.json").read_text()),
         files=(read_safetensors(folder / "diffusion_pytorch_model.safetensors"),),
     )
-    return build_component(part, dtype=torch.bfloat16, device=torch.device("cpu")).value
+    return build_component(part, dtype=torch.bfloat16, device=torch_device(), **rest)
+
+
+def torch_device() -> Any:
+    """The CPU."""
+    import torch
+
+    return torch.device("cpu")
 
 
 def under_advice(model: Any) -> None:
@@ -217,41 +236,6 @@ def under_advice(model: Any) -> None:
         warn=lambda text: print(text, file=sys.stderr),
     )
     model.page_window = strategy.window
-
-
-def under_cache(model: Any, folder: Path) -> None:
-    """The plan cache, with the rows of every step projected ahead."""
-    import torch
-    from sojourn.inference.adaln.cache import PlanCache
-    from sojourn.inference.adaln.counters import Counters
-    from sojourn.inference.adaln.cursor import Cursor
-    from sojourn.inference.adaln.families import MINIMAX_H3
-    from sojourn.inference.adaln.host import HostTier
-    from sojourn.inference.adaln.projection import Projector
-    from sojourn.inference.adaln.ranks import OneRank
-    from sojourn.inference.adaln.replace import replace_projections, stand_ins
-    from sojourn.inference.adaln.slab import Slab
-    from sojourn.inference.adaln.weights import MappedWeights
-    from sojourn.inference.loading.mapping import MappedFile
-    from sojourn.inference.loading.safetensors_file import read_safetensors
-
-    weights = MappedWeights([MappedFile(read_safetensors(folder / "diffusion_pytorch_model.safetensors"))])
-    table = replace_projections(model, MINIMAX_H3)
-    counters = Counters()
-    slab = Slab(table, plans=WARM_UP + STEPS, width=2, device=torch.device("cpu"))
-    cache = PlanCache(
-        family=MINIMAX_H3,
-        slab=slab,
-        projector=Projector(model, MINIMAX_H3, table, weights, ranks=OneRank(), read=counters.read),
-        observer=counters,
-        host=HostTier(table, 0),
-    )
-    cursor = Cursor(slab, cache.find)
-    for stand_in in stand_ins(model):
-        stand_in.attach(cursor)
-    model.register_forward_pre_hook(lambda module, args, kwargs: cursor.begin(kwargs), with_kwargs=True)
-    model.register_forward_hook(lambda *_: cursor.end(), always_call=True)
-    model.prepare_plans = cache.prepare
 
 
 MAKERS: dict[str, Callable[[Path], Any]] = {

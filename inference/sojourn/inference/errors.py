@@ -77,7 +77,7 @@ class ModelError(SojournError):
         self.path = path
 
 
-class DoesNotFit(SojournError):
+class DoesNotFit(ModelError):
     """The memory plan finds no placement that fits; refused before anything is loaded.
 
     Attributes:
@@ -87,11 +87,13 @@ class DoesNotFit(SojournError):
     """
 
     def __init__(
-        self, space: str, *, needed_bytes: int, available_bytes: int, stage: str, changes: tuple[str, ...]
+        self, path: Path, space: str, *, needed_bytes: int, available_bytes: int, stage: str, changes: tuple[str, ...]
     ) -> None:
         super().__init__(
-            f"the model does not fit: stage {stage} needs {needed_bytes} bytes of {space} memory and there are "
-            f"{available_bytes}; " + "; or ".join(changes)
+            "DoesNotFit",
+            path,
+            f"it does not fit: stage {stage} needs {needed_bytes} bytes of {space} memory and there are "
+            f"{available_bytes}; " + "; or ".join(changes),
         )
         self.space = space
         self.needed_bytes = needed_bytes

@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ def stages_of(folder):
 
 
 SMALL = Workload(pixels=1, frames=1)
+MODEL = Path("model")
 
 
 def part(name, layers=0, layer_gib=1.0, rest_gib=0.0, projections_gib=0.0):
@@ -88,7 +90,7 @@ def test_a_device_too_small_for_the_window_is_refused_with_the_number_needed():
     result = plan(device=3)
     assert not result.fits
     with pytest.raises(DoesNotFit, match=f"needs {result.device_peak_bytes} bytes of device memory") as caught:
-        result.check()
+        result.check(MODEL)
     assert caught.value.needed_bytes == result.device_peak_bytes
     assert caught.value.available_bytes == 3 * GIB
     assert "more" in str(caught.value)
@@ -96,16 +98,16 @@ def test_a_device_too_small_for_the_window_is_refused_with_the_number_needed():
 
 def test_what_is_needed_is_enough():
     needed = plan(device=3).device_peak_bytes
-    plan(device=needed / GIB).check()
+    plan(device=needed / GIB).check(MODEL)
 
 
 def test_a_host_too_small_by_one_page_is_refused_up_front():
     needed = plan(host=5).host_peak_bytes
     enough = Machine(device_bytes=None, host_bytes=needed)
     demand = Demand(weights=(TRANSFORMER, ENCODER, VAE), stages=STAGES, workload=SMALL)
-    plan_memory(demand, enough).check()
+    plan_memory(demand, enough).check(MODEL)
     with pytest.raises(DoesNotFit):
-        plan_memory(demand, Machine(device_bytes=None, host_bytes=needed - 4096)).check()
+        plan_memory(demand, Machine(device_bytes=None, host_bytes=needed - 4096)).check(MODEL)
 
 
 def test_shared_memory_streams_what_cannot_stay_and_needs_only_what_cannot_be_dropped():

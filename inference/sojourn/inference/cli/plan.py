@@ -67,4 +67,4 @@ def plan(
         print(plan_report.as_json(result))
     else:
         Console().print(plan_report.as_table(result))
-    result.check()
+    result.check(model)

@@ -11,6 +11,7 @@ layers of the largest stream, as many as it takes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from sojourn.inference.errors import DoesNotFit
 from sojourn.inference.offload.activations import RUNTIME_BYTES, Workload, activation_bytes
@@ -172,22 +173,23 @@ class MemoryPlan:
             spaces["device"] = self.machine.device_bytes - self.device_peak_bytes
         return spaces
 
-    def check(self) -> None:
+    def check(self, model: Path) -> None:
         """Refuses what cannot fit.
+
+        Args:
+            model: Its folder, for the message.
 
         Raises:
             DoesNotFit: With the number that is needed, and what to change.
         """
-        if self.machine.device_bytes is not None and self.device_peak_bytes > self.machine.device_bytes:
-            raise DoesNotFit(
-                "device", needed_bytes=self.device_peak_bytes, available_bytes=self.machine.device_bytes,
-                stage=self.busiest, changes=self.changes,
-            )  # fmt: skip
-        if self.host_peak_bytes > self.machine.host_bytes:
-            raise DoesNotFit(
-                "host", needed_bytes=self.host_peak_bytes, available_bytes=self.machine.host_bytes,
-                stage=self.busiest, changes=self.changes,
-            )  # fmt: skip
+        for space, peak, budget in (
+            ("device", self.device_peak_bytes, self.machine.device_bytes),
+            ("host", self.host_peak_bytes, self.machine.host_bytes),
+        ):
+            if budget is not None and peak > budget:
+                raise DoesNotFit(
+                    model, space, needed_bytes=peak, available_bytes=budget, stage=self.busiest, changes=self.changes
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,7 +87,7 @@ def load_pipeline(
     stages = served_stages(family, folder.components)
     machine = this_machine(where, options, reader=RoomReader(os.getpid()))
     plan = plan_model(folder, stages, machine, options, dtype=dtype)
-    plan.check()
+    plan.check(path)
     components = {
         name: build_component(
             part,
