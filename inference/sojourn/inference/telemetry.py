@@ -121,6 +121,10 @@ class OffloadMetrics:
             "sojourn_offload_wait_seconds_total", "Time that computation has waited for weights.", ["component"],
             registry=registry,
         )  # fmt: skip
+        self.streamed_bytes = Gauge(
+            "sojourn_offload_streamed_bytes", "What each pass over a component means to read from storage again.",
+            ["component"], registry=registry,
+        )  # fmt: skip
         self.copied_bytes = Counter(
             "sojourn_offload_copied_bytes_total", "Weights copied from host to device.", ["component"],
             registry=registry,
@@ -164,6 +168,10 @@ class OffloadMetrics:
         """See `Observer`."""
         self.wait_seconds.labels(component).inc(seconds)
 
+    def streams(self, *, component: str, size_bytes: int) -> None:
+        """See `Observer`."""
+        self.streamed_bytes.labels(component).set(size_bytes)
+
     def copied(self, *, component: str, size_bytes: int) -> None:
         """See `Observer`."""
         self.copied_bytes.labels(component).inc(size_bytes)
@@ -191,6 +199,7 @@ class OffloadMetrics:
         for tier, size_bytes in bytes_by_tier.items():
             self.plan_bytes.labels(component, tier).set(size_bytes)
         self.waited(component=component, seconds=0)
+        self.streams(component=component, size_bytes=0)
         self.copied(component=component, size_bytes=0)
         self.paged_out(component=component, requested_bytes=0, verified_bytes=0)
         self.stuck(component=component, by_reason=dict.fromkeys(Stuck, 0))
