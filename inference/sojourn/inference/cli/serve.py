@@ -199,7 +199,7 @@ def serve(
     except (ConfigError, SettingRefused, ValueError) as error:
         raise CommandFailed(str(error), Exit.INVALID) from None
     telemetry = Telemetry(model_name=config.model_name, max_waiting=config.max_waiting)
-    logs.configure(
+    printing = logs.configure(
         human=log_format is LogFormat.HUMAN,
         print_level=logging.getLevelNamesMapping()[log_level.upper()],
         count=telemetry.log_line,
@@ -215,4 +215,4 @@ def serve(
         offload=placement,
         offload_observer=telemetry.offload,
     )
-    sys.exit(run(config, load, telemetry=telemetry))
+    sys.exit(run(config, load, telemetry=telemetry, printing=printing))
