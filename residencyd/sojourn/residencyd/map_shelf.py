@@ -48,10 +48,13 @@ class MapShelf:
     def paths(self) -> Sequence[Path]:
         """Files that are there; where none is, the place where one should be, so that its absence is told."""
         place = Path(self.pattern)
-        if place.is_dir():
-            return sorted(place.glob("*.pb")) or [place / "*.pb"]
         root = Path(place.anchor)
-        return sorted(root.glob(str(place.relative_to(root)))) or [place]
+        try:
+            if place.is_dir():
+                return sorted(place.glob("*.pb")) or [place / "*.pb"]
+            return sorted(root.glob(str(place.relative_to(root)))) or [place]
+        except OSError:  # a folder above that is not ours to enter; reading says so
+            return [place]
 
     def read(self, path: Path) -> ShelvedMap:
         """The map in a file, parsed only if it is new.
