@@ -9,7 +9,7 @@ PROTOS := $(wildcard proto/sojourn/v1/*.proto)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[inference,residencyd,operator,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[inference,residencyd,operator,tracing,dev]'
 	touch $@
 
 demo: $(STAMP)  ## Serve the shipped model, generate a clip through gRPC, write out/demo.mp4

@@ -19,14 +19,17 @@ import pytest
 from prometheus_client import start_http_server
 from sojourn.inference.tiny import tiny_random
 from sojourn.operator.telemetry import Telemetry
+from sojourn.v1 import inference_pb2 as pb
 from sojourn.v1 import residency_pb2
 
 from tests.faults.stage import NAMESPACE, Load, Pod, Prometheus, free_port
 from tests.inference.offload.capped import Cap, capped
+from tests.kubernetes import ROOT
 from tools import prometheus
 
 MIB = 1 << 20
-OWNER, OTHER = 65533, 65532
+OTHER = 65532
+DIGITS = ROOT / "models/h3-digits"
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
 
 
@@ -36,10 +39,10 @@ class Stage:
     def __init__(self, folder: Path, seen: Prometheus, pods: dict[str, Pod], caps: dict[str, Cap]) -> None:
         self.folder, self.prometheus, self.pods, self.caps = folder, seen, pods, caps
 
-    def model(self, name: str) -> Path:
-        """A copy of the tiny model, so that no pod's pages are shared with another's."""
+    def model(self, name: str, *, source: Path | None = None) -> Path:
+        """A copy of a model, the tiny one by default, so that no pod's pages are shared with another's."""
         target = self.folder / f"model-{name}"
-        shutil.copytree(self.folder / "model", target)
+        shutil.copytree(source or self.folder / "model", target)
         return target
 
     @contextlib.asynccontextmanager
@@ -109,14 +112,14 @@ async def host_tier_starved(stage: Stage) -> None:
 @scenario("SojournPageoutIneffective")
 async def page_out_of_anothers_file(stage: Stage) -> None:
     name = "page_out_of_anothers_file"
-    model = stage.model(name)
+    model = stage.model(name, source=DIGITS)
 
     def start(pod: Pod) -> None:
-        pod.serve_breakable(model, become=OTHER)
+        pod.serve_breakable(model, become=OTHER, offload=["text_encoder=component"])
         pod.watch()
 
     async with stage.healthy(name, start) as pod, Load(pod, itertools.repeat({}), pause_seconds=2):
-        _squeeze(stage, name, leaving_bytes=48 * MIB)
+        _squeeze(stage, name)
         await stage.prometheus.until_firing(name, "SojournPageoutIneffective")
         assert stage.prometheus.query(f'sojourn_pageout_stuck_bytes{{pod="{name}", reason="not_owner"}} > 0')
         for path in model.rglob("*.safetensors"):
@@ -124,23 +127,31 @@ async def page_out_of_anothers_file(stage: Stage) -> None:
         await stage.prometheus.until_quiet(name)
 
 
-def _squeeze(stage: Stage, name: str, *, leaving_bytes: int) -> None:
-    """Lowers a pod's cap to what it uses now, but for file cache, and a little more."""
+def _squeeze(stage: Stage, name: str) -> None:
+    """Lowers a pod's cap to what it uses now, but for file cache, and two thirds of what a stage of digits may need.
+
+    That is 383 MiB by the estimate; small requests as these take a third of it.
+    """
     of = f'{{pod="{name}"}}'
     usage = stage.prometheus.value(f"sojourn_cgroup_usage_bytes{of} - sojourn_cgroup_reclaimable_bytes{of}")
     assert usage > 0
-    stage.caps[name].limit(int(usage) + leaving_bytes)
+    stage.caps[name].limit(int(usage) + 256 * MIB)
 
 
 @scenario("SojournHeadroomShort")
 async def cap_below_the_need(stage: Stage) -> None:
     name = "cap_below_the_need"
-    # Long requests: while they denoise, decoding is next, and needs some 70 MiB.
-    long = itertools.repeat({"steps": 900})
-    async with stage.healthy(name, served(stage, name)) as pod, Load(pod, long, pause_seconds=0.1):
+    # Long requests: while they denoise, decoding is next.
+    long = itertools.repeat({"steps": 900, "outputs": [pb.OUTPUT_FORMAT_MP4]})
+
+    def start(pod: Pod) -> None:
+        pod.serve(stage.model(name, source=DIGITS))
+        pod.watch()
+
+    async with stage.healthy(name, start) as pod, Load(pod, long, pause_seconds=0.1):
         need = f'sojourn_headroom_need_bytes{{pod="{name}"}}'
         await stage.prometheus.until(lambda: stage.prometheus.value(need) > 0, seconds=30, what="a need")
-        _squeeze(stage, name, leaving_bytes=32 * MIB)
+        _squeeze(stage, name)
         await stage.prometheus.until_firing(name, "SojournHeadroomShort")
         stage.caps[name].limit(6144 * MIB)
         await stage.prometheus.until_quiet(name)

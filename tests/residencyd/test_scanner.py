@@ -424,4 +424,4 @@ become()
 print(json.dumps(Scanner(Settings(map_pattern=sys.argv[1])).snapshot(1.0).processes[0].blind_reason))
 """
     with tempfile.TemporaryDirectory() as closed:
-        assert run_as(NOBODY, source, closed + pattern) == "no_map"
+        assert run_as(NOBODY, source, closed + pattern) == "other_uid"

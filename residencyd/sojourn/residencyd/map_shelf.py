@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sojourn.residencyd.claims import ComponentMap, Range, Tier, claimed_bytes, host_ranges, read_map
-from sojourn.residencyd.errors import MapMissing
+from sojourn.residencyd.claims import ComponentMap, Range, Tier, claimed_bytes, host_ranges, read_map, unreadable
 
 
 @dataclass
@@ -60,7 +59,7 @@ class MapShelf:
         """The map in a file, parsed only if it is new.
 
         Raises:
-            MapMissing, MapTorn, MapSchemaUnknown: It is of no use.
+            MapMissing, MapForbidden, MapTorn, MapSchemaUnknown: It is of no use.
         """
         identity = _identity(path)
         kept = self._maps.get(path)
@@ -79,6 +78,5 @@ def _identity(path: Path) -> tuple[int, ...]:
     try:
         found = path.stat()
     except OSError as error:
-        why = f"no component map ({error.strerror}): is the model process up, and the volume shared?"
-        raise MapMissing(path, why) from error
+        raise unreadable(path, error) from error
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

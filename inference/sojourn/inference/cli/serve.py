@@ -1,13 +1,14 @@
 """`sojourn serve`: one model behind InferenceService, until SIGTERM."""
 
 import logging
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from sojourn.inference import logs
+from sojourn.inference import logs, tracing
 from sojourn.inference.adaln.refusals import SettingRefused
 from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.cli.exits import CommandFailed, Exit
@@ -164,6 +165,7 @@ def serve(
 
     Health (grpc.health.v1) and reflection are on the same port. The port opens at once; health says SERVING when the
     model is loaded. A model that cannot be loaded is told by health, GetInfo and the log, and the process exits 1.
+    SIGUSR1 prints from DEBUG on, SIGUSR2 from --log-level again. OTEL_EXPORTER_OTLP_ENDPOINT turns traces on.
     """
     try:
         config = ServerConfig(
@@ -196,7 +198,8 @@ def serve(
             settings=parse_settings(offload or ()),
             component_map=str(component_map) if component_map else None,
         )
-    except (ConfigError, SettingRefused, ValueError) as error:
+        traces = tracing.from_environment(os.environ)
+    except (ConfigError, SettingRefused, tracing.TracingUnavailable, ValueError) as error:
         raise CommandFailed(str(error), Exit.INVALID) from None
     telemetry = Telemetry(model_name=config.model_name, max_waiting=config.max_waiting)
     printing = logs.configure(
@@ -215,4 +218,4 @@ def serve(
         offload=placement,
         offload_observer=telemetry.offload,
     )
-    sys.exit(run(config, load, telemetry=telemetry, printing=printing))
+    sys.exit(run(config, load, telemetry=telemetry, traces=traces, printing=printing))
