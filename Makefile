@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard proto/sojourn/v1/*.proto)
 
-.PHONY: demo test rules-test lint proto crds metrics dashboards prometheus images bench format clean
+.PHONY: demo test rules-test faults lint proto crds metrics dashboards prometheus images bench format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +20,9 @@ test: $(STAMP)  ## All tests, with coverage
 
 rules-test: $(STAMP) prometheus  ## Dashboards, rules and runbook, with Prometheus' own checks
 	$(BIN)/pytest --no-cov tests/observability
+
+faults: $(STAMP) prometheus  ## Faults made for real, each seen by its alert (root; two minutes)
+	$(BIN)/pytest --no-cov tests/faults
 
 prometheus: $(STAMP)  ## Debian's prometheus and promtool, unpacked into .cache
 	$(BIN)/python -m tools.prometheus

@@ -121,7 +121,8 @@ async def page_out_of_anothers_file(stage: Stage) -> None:
     async with stage.healthy(name, start) as pod, Load(pod, itertools.repeat({}), pause_seconds=2):
         _squeeze(stage, name)
         await stage.prometheus.until_firing(name, "SojournPageoutIneffective")
-        assert stage.prometheus.query(f'sojourn_pageout_stuck_bytes{{pod="{name}", reason="not_owner"}} > 0')
+        stuck = f'max_over_time(sojourn_pageout_stuck_bytes{{pod="{name}", reason="not_owner"}}[1m]) > 0'
+        assert stage.prometheus.query(stuck)
         for path in model.rglob("*.safetensors"):
             os.chown(path, OTHER, OTHER)
         await stage.prometheus.until_quiet(name)
