@@ -65,6 +65,7 @@ class Prometheus:
 
     Attributes:
         fired: Names of the alerts that ever fired, by pod.
+        texts: Annotations of those, by pod and name.
     """
 
     def __init__(self, program: Path, folder: Path, targets: list[dict[str, Any]]) -> None:
@@ -77,7 +78,7 @@ class Prometheus:
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
         self.url = f"http://127.0.0.1:{(port := free_port())}"
         self.fired: dict[str, set[str]] = defaultdict(set)
-        self.texts: dict[str, dict[str, str]] = {}
+        self.texts: dict[tuple[str, str], dict[str, str]] = {}
         self._log = (folder / "prometheus.log").open("w")
         self._process = subprocess.Popen(
             [program, f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
@@ -111,7 +112,7 @@ class Prometheus:
                 pod = labels.get("pod") or labels.get("resource_name", "")
                 now[pod].add(labels["alertname"])
                 self.fired[pod].add(labels["alertname"])
-                self.texts[labels["alertname"]] = alert["annotations"]
+                self.texts[pod, labels["alertname"]] = alert["annotations"]
         return now
 
     async def until(self, condition: Callable[[], Any], *, seconds: float, what: str) -> None:
