@@ -16,7 +16,7 @@ import pytest
 from sojourn.operator.errors import NotFound
 from sojourn.operator.kube.access import from_kubeconfig
 from sojourn.operator.kube.client import ADALN_CACHES, CHART_KINDS, CONFIG_MAPS, DIFFUSION_SERVICES, Kube
-from sojourn.operator.manifest import objects
+from sojourn.operator.manifest import digest, objects
 from sojourn.operator.records import stored_manifest
 
 from tests.operator.cluster import condition, custom, exists, service, status, until
@@ -99,7 +99,7 @@ async def assert_clean(stage: Stage, name: str) -> None:
     wanted = {(item["kind"], item["metadata"]["name"]) for item in objects(stored_manifest(deployed))}
     assert await present(stage, release) == wanted
     found = await status(stage.kube, stage.namespace, name)
-    assert found["release"]["digest"] == deployed["metadata"]["labels"]["sojourn.dev/digest"]
+    assert found["release"]["digest"] == digest(stored_manifest(deployed))
     assert condition(found, "Ready")["status"] in ("False", "Unknown")
 
 

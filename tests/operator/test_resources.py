@@ -130,6 +130,14 @@ async def test_defaults_of_the_api_server_are_those_of_the_model(kube: Kube, nam
         assert made["spec"]["network"]["allowFrom"] == [{}]
 
 
+async def test_a_new_service_is_born_unknown_before_any_operator_has_seen_it(kube: Kube, namespace: str) -> None:
+    """Tools that know no condition take an object without a status for done."""
+    made = await kube.create(DIFFUSION_SERVICES, service(namespace))
+    (ready,) = made["status"]["conditions"]
+    assert (ready["type"], ready["status"], ready["reason"]) == ("Ready", "Unknown", "Pending")
+    assert made["status"]["observedGeneration"] < made["metadata"]["generation"]
+
+
 async def test_unknown_fields_are_refused_by_strict_clients_and_pruned_for_others(kube: Kube, namespace: str) -> None:
     made = await kube.create(ADALN_CACHES, custom("AdaLNCache", namespace, "typo", palns=3))
     assert "palns" not in made["spec"]

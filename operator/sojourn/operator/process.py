@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as distribution_version
@@ -35,6 +36,10 @@ from sojourn.operator.telemetry import Problem, Snapshot, Telemetry
 
 logger = logging.getLogger(__name__)
 
+# Whether the pass that runs in this context has changed anything; passes at the same time do not count for it.
+_changed: ContextVar[bool] = ContextVar("changed", default=False)
+# What is written without a change to any object of people's: events are news, dry runs are questions.
+_NO_CHANGE = frozenset({"event", "dry_run"})
 # Conditions that are wrong when they are what is said here.
 _WRONG = {
     "Ready": "False",
@@ -106,7 +111,7 @@ class Operator:
     ) -> None:
         self.settings = settings
         self.telemetry = Telemetry(version=_version())
-        self.kube = Kube(sessions.kube, access.server, on_write=self.telemetry.written)
+        self.kube = Kube(sessions.kube, access.server, on_write=self._on_write)
         self.cache = Cache()
         self.queue: KeyedQueue[Key] = KeyedQueue(settings.backoff)
         self.heartbeat = Heartbeat(settings.resync_seconds)
@@ -169,12 +174,14 @@ class Operator:
         """
         scopes = self.settings.namespaces or (None,)
         await self.book.read_all(scopes)
-        self.cache.replace_deployments(map(informing.slim, await self._list_all(DEPLOYMENTS, scopes)))
+        known_deployments = dict(self.cache.deployments)
+        deployments = map(informing.slim, await self._list_all(DEPLOYMENTS, scopes))
+        self.cache.replace_deployments(deployments, known_deployments)
         for resource in WATCHED:
+            known = dict(self.cache.of_kind(resource.kind))
             items = await self._list_all(resource, scopes)
-            for gone in self.cache.replace(
-                resource.kind, [_typed(item, resource.api_version, resource.kind) for item in items]
-            ):
+            typed = [_typed(item, resource.api_version, resource.kind) for item in items]
+            for gone in self.cache.replace(resource.kind, typed, known):
                 self._wake_after_loss(gone)
         for key in list(self.cache.resources):
             if suspect and key.kind == DIFFUSION_SERVICES.kind:
@@ -202,7 +209,7 @@ class Operator:
 
     async def _pass(self, key: Key) -> None:
         started = time.monotonic()
-        writes = self._written()
+        _changed.set(False)
         try:
             again = await self.reconciler.reconcile(key)
         except OperatorError as error:
@@ -216,18 +223,17 @@ class Operator:
             logger.exception("%s %s/%s: a fault of the operator (again in %.0f s)", *key, pause)
         else:
             self.queue.succeeded(key)
-            result = "applied" if self._written() != writes else "unchanged"
+            result = "applied" if _changed.get() else "unchanged"
             self.telemetry.reconciles.labels(key.kind, result).inc()
             if again is not None:
                 self.queue.add(key, after=again)
         finally:
             self.telemetry.reconcile_seconds.labels(key.kind).observe(time.monotonic() - started)
 
-    def _written(self) -> float:
-        return sum(
-            self.telemetry.registry.get_sample_value("sojourn_operator_api_writes_total", {"what": what}) or 0.0
-            for what in ("status", "metadata", "object")
-        )
+    def _on_write(self, what: str) -> None:
+        self.telemetry.written(what)
+        if what not in _NO_CHANGE:
+            _changed.set(True)
 
     async def _resync_forever(self) -> None:
         while True:

@@ -42,6 +42,7 @@ from sojourn.operator.reporting import (
     failing_status,
     policy_status,
     ready_conditions,
+    says_something,
     service_status,
     starting_status,
     unresolved,
@@ -87,6 +88,21 @@ class _Refusal:
     block: Block
     until: datetime
     pause: timedelta
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What a pass is to achieve.
+
+    Attributes:
+        target: the release as it should be.
+        forced: whether somebody asked for this very pass.
+        known_before: whether an earlier pass may have installed anything.
+    """
+
+    target: Target
+    forced: bool
+    known_before: bool
 
 
 @dataclass
@@ -144,6 +160,8 @@ class Reconciler:
     # ---- services -------------------------------------------------------------------------------------------------
 
     async def _service(self, key: Key, item: Object) -> float | None:
+        # Nothing is installed before the finalizer is there: without it there is nothing to recover.
+        known = FINALIZER in item["metadata"].get("finalizers", [])
         item = await self._ensure_finalizer(key, item)
         # From here on `item` is what this pass speaks of. The cache may move on to a newer spec meanwhile; what is
         # found out about this one must not be said of that one.
@@ -151,7 +169,8 @@ class Reconciler:
         handled = _asked(item)
         outcome = Outcome()
         if target and not findings.block:
-            findings, outcome = await self._follow(key, item, findings, target, forced=handled is not None)
+            wish = _Wish(target, forced=handled is not None, known_before=known)
+            findings, outcome = await self._follow(key, item, findings, wish)
         else:
             findings = self._stay(key, item, findings)
         findings = await self._inspect(key, replace(findings, handled=handled))
@@ -188,10 +207,9 @@ class Reconciler:
             LayerwiseOffloadSpec.model_validate(found.get(LAYERWISE_OFFLOADS.kind, {})),
         ), missing
 
-    async def _follow(
-        self, key: Key, item: Object, findings: Findings, target: Target, *, forced: bool
-    ) -> tuple[Findings, Outcome]:
+    async def _follow(self, key: Key, item: Object, findings: Findings, wish: _Wish) -> tuple[Findings, Outcome]:
         """Has the release follow the target, unless that is suspended or was refused before."""
+        target = wish.target
         if item["spec"].get("suspend"):
             in_place = await self.releases.in_place(target)
             verdict = Verdict(RELEASED, "True" if in_place else "False", "Suspended", "suspend is true")
@@ -202,22 +220,24 @@ class Reconciler:
             )
             return replace(findings, released=verdict, in_place=in_place, block=suspended), Outcome()
         refusal = self._refusals.get(key)
-        if refusal and refusal.inputs == target.inputs and self.now() < refusal.until and not forced:
+        if refusal and refusal.inputs == target.inputs and self.now() < refusal.until and not wish.forced:
             return replace(findings, block=refusal.block), Outcome()
         try:
-            return await self._settle(key, item, findings, target, forced=forced)
+            return await self._settle(key, item, findings, wish)
         except Permanent as error:
             return self._refused(key, findings, target, error), Outcome()
 
-    async def _settle(
-        self, key: Key, item: Object, findings: Findings, target: Target, *, forced: bool
-    ) -> tuple[Findings, Outcome]:
-        async def before_apply() -> None:
-            status = starting_status(self._before(key), item, "applying the release", now=self._stamp())
-            await self._write_status(key, status)
+    async def _settle(self, key: Key, item: Object, findings: Findings, wish: _Wish) -> tuple[Findings, Outcome]:
+        before, seen, target = self._before(key), self.cache.deployment_of(key), wish.target
 
-        known = find(self._before(key).conditions, RELEASED) is not None
-        outcome = await self.releases.settle(target, known_before=known, before_apply=before_apply)
+        async def before_apply() -> None:
+            if says_something(before):
+                status = starting_status(self._before(key), item, "applying the release", now=self._stamp())
+                await self._write_status(key, status)
+
+        outcome = await self.releases.settle(
+            target, known_before=wish.known_before, before_apply=before_apply, noted=before.release
+        )
         self._refusals.pop(key, None)
         if outcome.record is None:
             waiting = Verdict(
@@ -225,9 +245,9 @@ class Reconciler:
             )
             return replace(findings, released=waiting), outcome
         await self._tell_outcome(key, outcome)
-        if outcome.applied:
+        if outcome.applied and (seen or self.cache.deployment_of(key) is None):
             await self._refresh_deployment(key)
-        elif key in self.suspects or forced:
+        elif not outcome.applied and (key in self.suspects or wish.forced):
             outcome = await self._correct_drift(key, target, outcome)
         self.suspects.discard(key)
         return replace(
@@ -274,7 +294,7 @@ class Reconciler:
             return findings
         workload = judge(deployment)
         pods: list[Object] = []
-        if (workload.ready != "True" and workload.wanted) or self._observation_due(key):
+        if workload.existing and (workload.ready != "True" or self._observation_due(key)):
             pods = await self.kube.list(
                 PODS, key.namespace, labels=f"app.kubernetes.io/instance={release_name(key.name)}"
             )

@@ -102,6 +102,12 @@ def starting_status(before: DiffusionServiceStatus, service: Object, message: st
     return dump(before.model_copy(update={"conditions": conditions, **_identity(service)}))
 
 
+def says_something(before: DiffusionServiceStatus) -> bool:
+    """Whether a status speaks of any spec: a new object is born with Ready Unknown, which promises nothing."""
+    ready = find(before.conditions, READY)
+    return ready is not None and ready.observed_generation > 0
+
+
 def failing_status(before: DiffusionServiceStatus, service: Object, reason: str, message: str, *, now: str) -> Object:
     """The status after a pass that failed and will be tried again. Ready stays as it was last found."""
     generation = service["metadata"]["generation"]

@@ -24,6 +24,23 @@ class Condition(Model):
 _CONDITIONS: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
 
 
+# What the API server says of a new DiffusionService: neither a person nor a tool takes it for served before the
+# operator has seen it, and the operator need not write so.
+UNSEEN: dict[str, Any] = {
+    "observedGeneration": -1,
+    "conditions": [
+        {
+            "type": "Ready",
+            "status": "Unknown",
+            "reason": "Pending",
+            "message": "the operator has not reported on it yet",
+            "observedGeneration": 0,
+            "lastTransitionTime": "1970-01-01T00:00:00Z",
+        }
+    ],
+}
+
+
 class ReleaseStatus(Model):
     """The Helm release of the service."""
 
