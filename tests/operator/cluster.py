@@ -16,6 +16,8 @@ from sojourn.operator.naming import release_name
 from sojourn.operator.resources import API_VERSION, GROUP
 from sojourn.operator.resources.definitions import KINDS, definition
 
+from tests.operator.served import Model
+
 CRDS = Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions")
 NAMESPACES = Resource("v1", "Namespace", "namespaces")
 # On a machine that is busy with other things everything takes longer.
@@ -104,8 +106,8 @@ async def until_condition(
     return condition(last, type_)
 
 
-async def serve(kube: Kube, namespace: str, name: str = "demo", *, wanted: int = 1) -> None:
-    """Plays the kubelet of a control plane without nodes: the pods of the newest spec run and are ready."""
+async def serve(kube: Kube, namespace: str, model: Model, name: str = "demo", *, wanted: int = 1) -> None:
+    """Plays the kubelet of a control plane without nodes: the pods of the newest spec run, where a model is served."""
 
     async def served() -> bool:
         deployment = await kube.get(DEPLOYMENTS, namespace, release_name(name))
@@ -113,13 +115,15 @@ async def serve(kube: Kube, namespace: str, name: str = "demo", *, wanted: int =
         if state.get("observedGeneration") != deployment["metadata"]["generation"]:
             return False
         for pod in await kube.list(PODS, namespace, labels=f"app.kubernetes.io/instance={release_name(name)}"):
-            await answer(kube, pod)
+            await answer(kube, pod, model)
         return state.get("availableReplicas") == state.get("updatedReplicas") == state.get("replicas") == wanted
 
     await until(served, seconds=40)
 
 
-async def answer(kube: Kube, pod: dict[str, Any], *, ready: bool = True, ended: dict[str, Any] | None = None) -> None:
+async def answer(
+    kube: Kube, pod: dict[str, Any], model: Model, *, ready: bool = True, ended: dict[str, Any] | None = None
+) -> None:
     """Writes a pod's status as a kubelet does."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     flag = "True" if ready else "False"
@@ -139,6 +143,7 @@ async def answer(kube: Kube, pod: dict[str, Any], *, ready: bool = True, ended: 
         }
         for item in pod["spec"]["containers"]
     ]
-    body = {"status": {"phase": "Running", "conditions": conditions, "containerStatuses": containers}}
+    address = {"podIP": model.address, "podIPs": [{"ip": model.address}]}
+    body = {"status": {"phase": "Running", "conditions": conditions, "containerStatuses": containers, **address}}
     with contextlib.suppress(NotFound):
         await kube.merge(PODS, pod["metadata"]["namespace"], pod["metadata"]["name"], body, subresource="status")

@@ -14,6 +14,7 @@ from tests.kubernetes import CLUSTER
 from tests.operator.audit import Audit
 from tests.operator.cluster import NAMESPACES, install_crds, numbers
 from tests.operator.operators import OperatorProcess, account_kubeconfig
+from tests.operator.served import Model, own_address, served
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +52,13 @@ async def namespace(kube: Kube) -> AsyncIterator[str]:
     await kube.create(NAMESPACES, {"metadata": {"name": name, "namespace": ""}})
     yield name
     await kube.delete(NAMESPACES, "", name)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    """The shipped model, served at an address of this session's own."""
+    with served(tmp_path_factory.mktemp("served"), own_address(), "--allow-insecure", "--adaln-cache=on") as running:
+        yield running
 
 
 @pytest.fixture

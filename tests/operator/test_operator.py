@@ -33,6 +33,7 @@ from tests.operator.cluster import (
     until_condition,
 )
 from tests.operator.operators import OperatorProcess
+from tests.operator.served import Model
 
 
 async def change(kube: Kube, namespace: str, name: str = "demo", **spec: Any) -> None:
@@ -78,7 +79,7 @@ async def until_argument(kube: Kube, namespace: str, wanted: str, *, seconds: fl
 
 
 async def test_from_a_service_to_ready_and_from_an_edit_to_ready_again(
-    kube: Kube, namespace: str, operator: OperatorProcess
+    kube: Kube, namespace: str, operator: OperatorProcess, model: Model
 ) -> None:
     operator.start()
     await kube.create(DIFFUSION_SERVICES, service(namespace))
@@ -86,7 +87,7 @@ async def test_from_a_service_to_ready_and_from_an_edit_to_ready_again(
     first = await status(kube, namespace)
     assert condition(first, "Ready")["status"] in ("False", "Unknown")
     assert condition(first, "Reconciling")["status"] == "True"
-    await serve(kube, namespace)
+    await serve(kube, namespace, model)
     await until_condition(kube, namespace, "Ready", "True", reason="Serving")
     done = await status(kube, namespace)
     assert condition(done, "Reconciling")["status"] == "Absent"
@@ -106,7 +107,7 @@ async def test_from_a_service_to_ready_and_from_an_edit_to_ready_again(
         await asyncio.sleep(0.1)
     assert seen
     assert "True" not in seen
-    await serve(kube, namespace)
+    await serve(kube, namespace, model)
     ready = await until_condition(kube, namespace, "Ready", "True")
     item = await kube.get(DIFFUSION_SERVICES, namespace, "demo")
     assert ready["observedGeneration"] == item["metadata"]["generation"] == item["status"]["observedGeneration"]
@@ -169,7 +170,7 @@ async def test_policies_are_followed_missed_and_counted(kube: Kube, namespace: s
 
 
 async def test_idle_restart_upgrade_and_foreign_labels_write_nothing(
-    kube: Kube, namespace: str, operator: OperatorProcess, audit: Audit, tmp_path: Path
+    kube: Kube, namespace: str, operator: OperatorProcess, model: Model, audit: Audit, tmp_path: Path
 ) -> None:
     """Ten minutes of an idle cluster are two to three resyncs; here resyncs come every 2 to 4 s."""
     operator.start()
@@ -179,7 +180,7 @@ async def test_idle_restart_upgrade_and_foreign_labels_write_nothing(
         await kube.create(DIFFUSION_SERVICES, service(namespace, name, adaLNCacheRef={"name": "small"}))
     for name in names:
         await until_condition(kube, namespace, "Released", "True", name=name, seconds=120)
-        await serve(kube, namespace, name)
+        await serve(kube, namespace, model, name)
     for name in names:
         await until_condition(kube, namespace, "Ready", "True", name=name)
     records, generations = await revisions(kube, namespace), await _generations(kube, namespace, names)
@@ -369,12 +370,12 @@ async def test_without_rights_on_the_records_a_delete_is_never_done(
 
 
 async def test_a_refused_manifest_is_stalled_said_and_not_tried_again_at_once(
-    kube: Kube, namespace: str, operator: OperatorProcess, tmp_path: Path
+    kube: Kube, namespace: str, operator: OperatorProcess, model: Model, tmp_path: Path
 ) -> None:
     operator.start()
     await kube.create(DIFFUSION_SERVICES, service(namespace))
     await until_condition(kube, namespace, "Released", "True")
-    await serve(kube, namespace)
+    await serve(kube, namespace, model)
     operator.end()
     original = operator.chart
     chart = shutil.copytree(original, tmp_path / "other-selector")
@@ -402,12 +403,12 @@ async def test_a_refused_manifest_is_stalled_said_and_not_tried_again_at_once(
 
 
 async def test_suspend_stops_the_release_and_not_the_pods(
-    kube: Kube, namespace: str, operator: OperatorProcess
+    kube: Kube, namespace: str, operator: OperatorProcess, model: Model
 ) -> None:
     operator.start()
     await kube.create(DIFFUSION_SERVICES, service(namespace))
     await until_condition(kube, namespace, "Released", "True")
-    await serve(kube, namespace)
+    await serve(kube, namespace, model)
     await until_condition(kube, namespace, "Ready", "True")
     await change(kube, namespace, suspend=True)
     await until_condition(kube, namespace, "Released", "True", reason="Suspended")
@@ -441,19 +442,40 @@ async def test_a_plan_that_does_not_fit_is_stalled_with_needed_and_available(
 
 
 async def test_an_oom_kill_makes_it_unready_within_one_resync(
-    kube: Kube, namespace: str, operator: OperatorProcess
+    kube: Kube, namespace: str, operator: OperatorProcess, model: Model
 ) -> None:
     operator.start()
     await kube.create(DIFFUSION_SERVICES, service(namespace))
     await until_condition(kube, namespace, "Released", "True")
-    await serve(kube, namespace)
+    await serve(kube, namespace, model)
     await until_condition(kube, namespace, "Ready", "True")
     (pod,) = await kube.list(PODS, namespace)
     killed = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-09-01T12:00:00Z"}
-    await answer(kube, pod, ready=False, ended=killed)
+    await answer(kube, pod, model, ready=False, ended=killed)
     await until_condition(kube, namespace, "Ready", "False", reason="OOMKilled", seconds=10)
     failure = (await status(kube, namespace))["lastFailure"]
     assert (failure["exitCode"], failure["container"]) == (137, "inference")
+
+
+async def test_ready_needs_the_word_of_the_model_and_the_figures_come_from_it(
+    kube: Kube, namespace: str, operator: OperatorProcess, model: Model
+) -> None:
+    """Row 42: pods that the kubelet calls ready while the model inside has stopped."""
+    operator.start()
+    await kube.create(DIFFUSION_SERVICES, service(namespace))
+    await until_condition(kube, namespace, "Released", "True")
+    await serve(kube, namespace, model)
+    await until_condition(kube, namespace, "Ready", "True")
+    await until_condition(kube, namespace, "ResidencyVisible", "True")
+    told = await status(kube, namespace)
+    assert (told["model"], told["family"]) == ("h3-digits", "minimax-h3")
+    assert "transformer" in [row["component"] for row in told["residency"]["components"]]
+    assert told["adaLN"]["builds"] == 0
+    assert {entry["name"] for entry in told["memoryPlan"]} == {"sharedHostMemory", "hostPeak"}
+    with model.hanging():
+        said = await until_condition(kube, namespace, "Ready", "Unknown", reason="HealthUnreachable")
+        assert "gets no answer" in said["message"]
+    await until_condition(kube, namespace, "Ready", "True")
 
 
 async def test_many_edits_end_in_the_last_one_and_a_delete_in_the_middle_ends(

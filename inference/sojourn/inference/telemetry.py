@@ -283,6 +283,20 @@ class PlanCacheMetrics:
         """The caches of the process are set up, or it is settled that there are none."""
         self._gauges.description, self._gauges.read = description, gauges
 
+    def snapshot(self) -> Snapshot | None:
+        """The gauges now; None where there is no plan cache."""
+        description, read = self._gauges.description, self._gauges.read
+        return None if description is None or read is None or description.off_reason else read()
+
+    def requests(self) -> dict[str, int]:
+        """Transactions so far by result."""
+        return {
+            str(result): int(sample.value)
+            for result, counter in self._requests.items()
+            for metric in counter.collect()
+            for sample in metric.samples
+        }
+
     def request(self, result: Result) -> None:
         """A transaction has ended."""
         self._requests[result].inc()

@@ -28,6 +28,7 @@ from sojourn.operator.kube.access import Access, open_connector, open_session
 from sojourn.operator.kube.client import DEPLOYMENTS, DIFFUSION_SERVICES, Kube, Object, Resource
 from sojourn.operator.manifest import chart_digest, chart_label
 from sojourn.operator.naming import WORKLOAD_SELECTOR
+from sojourn.operator.nodes import Nodes
 from sojourn.operator.queueing import Backoff, KeyedQueue
 from sojourn.operator.reconcile import Pace, Reconciler
 from sojourn.operator.records import RecordBook
@@ -90,14 +91,6 @@ class Heartbeat:
         return self.last is not None and self.clock() - self.last < 1.5 * self.resync_seconds[1]
 
 
-@dataclass(frozen=True)
-class Sessions:
-    """HTTP sessions: to the API server and to pods."""
-
-    kube: aiohttp.ClientSession
-    pods: aiohttp.ClientSession
-
-
 class Operator:
     """Everything of one run."""
 
@@ -107,11 +100,12 @@ class Operator:
         access: Access,
         defaults: Defaults,
         connector: aiohttp.TCPConnector,
-        sessions: Sessions,
+        session: aiohttp.ClientSession,
     ) -> None:
         self.settings = settings
         self.telemetry = Telemetry(version=_version())
-        self.kube = Kube(sessions.kube, access.server, on_write=self._on_write)
+        self.kube = Kube(session, access.server, on_write=self._on_write)
+        self.nodes = Nodes(self.kube, enabled=defaults.check_nodes and not settings.namespaces)
         self.cache = Cache()
         self.queue: KeyedQueue[Key] = KeyedQueue(settings.backoff)
         self.heartbeat = Heartbeat(settings.resync_seconds)
@@ -125,7 +119,7 @@ class Operator:
             defaults=defaults,
             chart=chart_label(settings.helm.chart),
             telemetry=self.telemetry,
-            pods=sessions.pods,
+            nodes=self.nodes,
             pace=settings.pace,
         )
         self.informer = informing.Informer(self.cache, self.queue, self.telemetry, self.reconciler.suspects)
@@ -174,6 +168,7 @@ class Operator:
         """
         scopes = self.settings.namespaces or (None,)
         await self.book.read_all(scopes)
+        await self.nodes.refresh()
         known_deployments = dict(self.cache.deployments)
         deployments = map(informing.slim, await self._list_all(DEPLOYMENTS, scopes))
         self.cache.replace_deployments(deployments, known_deployments)
@@ -307,8 +302,7 @@ async def run(settings: Settings, access: Access, defaults: Defaults, stop: asyn
         connector = open_connector(access)
         stack.push_async_callback(connector.close)
         kube = await stack.enter_async_context(open_session(access, connector))
-        pods = await stack.enter_async_context(aiohttp.ClientSession())
-        operator = Operator(settings, access, defaults, connector, Sessions(kube, pods))
+        operator = Operator(settings, access, defaults, connector, kube)
         logs.count(operator.telemetry)
         ProcessCollector(registry=operator.telemetry.registry)
         PlatformCollector(registry=operator.telemetry.registry)

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-import aiohttp
 from pydantic import ValidationError
 from sojourn.operator.cache import Cache, Key, policy_keys
 from sojourn.operator.conditions import POLICY_RESOLVED, READY, RELEASED, STALLED, Verdict, find, transitions
+from sojourn.operator.credentials import caller_of
 from sojourn.operator.defaults import Defaults
 from sojourn.operator.desired import Owner, Policies, desired
 from sojourn.operator.errors import ApiError, Conflict, NotFound, OperatorError, Permanent
@@ -29,8 +29,10 @@ from sojourn.operator.kube.client import (
     Resource,
 )
 from sojourn.operator.naming import FINALIZER, RECONCILE_AT, release_name
-from sojourn.operator.observe import View, look
+from sojourn.operator.nodes import Nodes
+from sojourn.operator.observe import View, summarise
 from sojourn.operator.plan import host_plan
+from sojourn.operator.pods import look
 from sojourn.operator.records import UnreadableRecord
 from sojourn.operator.releases import Outcome, Releases, Target
 from sojourn.operator.reporting import (
@@ -115,13 +117,14 @@ class Reconciler:
     defaults: Defaults
     chart: str
     telemetry: Telemetry
-    pods: aiohttp.ClientSession
+    nodes: Nodes
     pace: Pace = field(default_factory=Pace)
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     # Deployments or whole services whose objects are to be compared with their manifest at the next pass.
     suspects: set[Key] = field(default_factory=set)
     _refusals: dict[Key, _Refusal] = field(default_factory=dict)
     _figures_written: dict[Key, datetime] = field(default_factory=dict)
+    _looked: dict[Key, datetime] = field(default_factory=dict)
     _failed_deletes: dict[Key, int] = field(default_factory=dict)
 
     async def reconcile(self, key: Key) -> float | None:
@@ -173,7 +176,7 @@ class Reconciler:
             findings, outcome = await self._follow(key, item, findings, wish)
         else:
             findings = self._stay(key, item, findings)
-        findings = await self._inspect(key, replace(findings, handled=handled))
+        findings = await self._inspect(key, item, replace(findings, handled=handled))
         await self._write_status(key, service_status(self._before(key), item, findings, now=self._stamp()))
         return self._next_look(findings, outcome)
 
@@ -187,7 +190,8 @@ class Reconciler:
         findings = Findings(policies=unresolved(missing))
         if missing:
             return blocked(findings, "PolicyNotFound", f"not found: {', '.join(missing)}"), None
-        plan = host_plan(spec, policies, adaln_given=spec.adaln_cache_ref is not None)
+        node = self.nodes.largest(spec.scheduling.node_selector)
+        plan = host_plan(spec, policies, adaln_given=spec.adaln_cache_ref is not None, node=node)
         owner = Owner(key.namespace, key.name, item["metadata"]["uid"])
         target = self.releases.target(key.namespace, key.name, owner.uid, desired(owner, spec, policies, self.defaults))
         findings = replace(findings, plan=plan)
@@ -287,31 +291,36 @@ class Reconciler:
         in_place = before is not None and before.status == "True" and before.observed_generation == generation
         return replace(findings, in_place=in_place)
 
-    async def _inspect(self, key: Key, findings: Findings) -> Findings:
+    async def _inspect(self, key: Key, item: Object, findings: Findings) -> Findings:
         """The Deployment, its pods where they do not serve, and what they say of themselves where they do."""
         deployment = self.cache.deployment_of(key)
         if deployment is None and not findings.in_place:
             return findings
         workload = judge(deployment)
-        pods: list[Object] = []
-        if workload.existing and (workload.ready != "True" or self._observation_due(key)):
-            pods = await self.kube.list(
-                PODS, key.namespace, labels=f"app.kubernetes.io/instance={release_name(key.name)}"
-            )
-            workload = judge(deployment, pods)
-        view = await self._view(pods) if workload.ready == "True" and pods else None
+        if not workload.existing:
+            return replace(findings, workload=workload)
+        # A model that was not found serving is asked each time; one that was, as often as figures are looked at.
+        if workload.ready == "True" and self._was_ready(key, item) and not self._due(self._looked, key):
+            return replace(findings, workload=workload)
+        pods = await self.kube.list(PODS, key.namespace, labels=f"app.kubernetes.io/instance={release_name(key.name)}")
+        workload = judge(deployment, pods)
+        view = await self._view(key, item, pods) if workload.ready == "True" else None
         return replace(findings, workload=workload, view=view)
 
-    async def _view(self, pods: list[Object]) -> View | None:
-        addresses = sorted(
-            pod["status"]["podIP"]
-            for pod in pods
-            if pod.get("status", {}).get("podIP") and "deletionTimestamp" not in pod["metadata"]
-        )
-        return await look(self.pods, addresses) if addresses else None
+    async def _view(self, key: Key, item: Object, pods: list[Object]) -> View:
+        spec = DiffusionServiceSpec.model_validate(item["spec"])
+        caller = await caller_of(self.kube, key.namespace, spec.grpc)
+        self._looked[key] = self.now()
+        return summarise(await look(pods, caller), obstacle=caller.shut or caller.unnamed)
 
-    def _observation_due(self, key: Key) -> bool:
-        last = self._figures_written.get(key)
+    def _was_ready(self, key: Key, item: Object) -> bool:
+        ready = find(self._before(key).conditions, READY)
+        generation = item["metadata"]["generation"]
+        return ready is not None and ready.status == "True" and ready.observed_generation == generation
+
+    def _due(self, times: dict[Key, datetime], key: Key) -> bool:
+        """Whether what is done every `observe_seconds` is to be done again."""
+        last = times.get(key)
         return last is None or self.now() - last >= timedelta(seconds=self.pace.observe_seconds)
 
     def _next_look(self, findings: Findings, outcome: Outcome) -> float | None:
@@ -378,7 +387,7 @@ class Reconciler:
         changed = changes(before, status)
         if not changed:
             return
-        if changed.keys() <= FIGURES and not self._observation_due(key):
+        if changed.keys() <= FIGURES and not self._due(self._figures_written, key):
             return
         body = {"status": changed}
         answer = await self.kube.merge(_BY_KIND[key.kind], key.namespace, key.name, body, subresource="status")
@@ -466,7 +475,7 @@ class Reconciler:
         return self.now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def _forget(self, key: Key) -> None:
-        for known in (self._refusals, self._figures_written, self._failed_deletes):
+        for known in (self._refusals, self._figures_written, self._looked, self._failed_deletes):
             known.pop(key, None)
         self.suspects.discard(key)
 

@@ -1026,6 +1026,170 @@ class MemoryInfo(_message.Message):
 Global___MemoryInfo: _TypeAlias = MemoryInfo  # noqa: Y015
 
 @_typing.final
+class PlanCacheInfo(_message.Message):
+    """What the AdaLN plan cache has done since the process began, and what it takes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class RequestsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    UNLOADED_WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    DEVICE_BYTES_FIELD_NUMBER: _builtins.int
+    HOST_BYTES_FIELD_NUMBER: _builtins.int
+    unloaded_weight_bytes: _builtins.int
+    """Bytes of the projections that were never loaded."""
+    device_bytes: _builtins.int
+    """Bytes that the cache takes on the device."""
+    host_bytes: _builtins.int
+    """Bytes that the cache takes on the host."""
+    @_builtins.property
+    def requests(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Transactions by result: hit, host, store, built, refused and so on, as in sojourn_plan_cache_requests_total."""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        unloaded_weight_bytes: _builtins.int = ...,
+        device_bytes: _builtins.int = ...,
+        host_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_bytes", b"device_bytes", "host_bytes", b"host_bytes", "requests", b"requests", "unloaded_weight_bytes", b"unloaded_weight_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanCacheInfo: _TypeAlias = PlanCacheInfo  # noqa: Y015
+
+@_typing.final
+class PlannedSpace(_message.Message):
+    """One space of memory in the plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPACE_FIELD_NUMBER: _builtins.int
+    PEAK_BYTES_FIELD_NUMBER: _builtins.int
+    BUDGET_BYTES_FIELD_NUMBER: _builtins.int
+    space: _builtins.str
+    """Which: "device" or "host"."""
+    peak_bytes: _builtins.int
+    """The most that any stage is expected to take (bytes); on the host only what cannot be dropped."""
+    budget_bytes: _builtins.int
+    """What may be taken (bytes)."""
+    def __init__(
+        self,
+        *,
+        space: _builtins.str = ...,
+        peak_bytes: _builtins.int = ...,
+        budget_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "peak_bytes", b"peak_bytes", "space", b"space"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedSpace: _TypeAlias = PlannedSpace  # noqa: Y015
+
+@_typing.final
+class PlannedComponent(_message.Message):
+    """Where the weights of one component are planned to be."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TierBytesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TIER_BYTES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name in the pipeline."""
+    @_builtins.property
+    def tier_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Bytes by tier: vram, host_pinned, host_mapped, host_pageable."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        tier_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "tier_bytes", b"tier_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedComponent: _TypeAlias = PlannedComponent  # noqa: Y015
+
+@_typing.final
+class MemoryPlanInfo(_message.Message):
+    """The memory plan, as made from the checkpoint's headers before anything was loaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPACES_FIELD_NUMBER: _builtins.int
+    COMPONENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def spaces(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedSpace]:
+        """Spaces; the device's only where it has memory of its own."""
+
+    @_builtins.property
+    def components(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedComponent]:
+        """Components, in order of name."""
+
+    def __init__(
+        self,
+        *,
+        spaces: _abc.Iterable[Global___PlannedSpace] | None = ...,
+        components: _abc.Iterable[Global___PlannedComponent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["components", b"components", "spaces", b"spaces"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryPlanInfo: _TypeAlias = MemoryPlanInfo  # noqa: Y015
+
+@_typing.final
 class GetInfoResponse(_message.Message):
     """What is served."""
 
@@ -1066,6 +1230,8 @@ class GetInfoResponse(_message.Message):
     COMPONENTS_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     FRAMES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    PLAN_CACHE_FIELD_NUMBER: _builtins.int
+    MEMORY_PLAN_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model: the last part of its folder unless configured."""
     family: _builtins.str
@@ -1110,6 +1276,14 @@ class GetInfoResponse(_message.Message):
     def memory(self) -> Global___MemoryInfo:
         """Memory."""
 
+    @_builtins.property
+    def plan_cache(self) -> Global___PlanCacheInfo:
+        """The plan cache; absent where the model runs without one."""
+
+    @_builtins.property
+    def memory_plan(self) -> Global___MemoryPlanInfo:
+        """The memory plan; absent until it is made."""
+
     def __init__(
         self,
         *,
@@ -1128,10 +1302,12 @@ class GetInfoResponse(_message.Message):
         components: _abc.Iterable[Global___ComponentInfo] | None = ...,
         memory: Global___MemoryInfo | None = ...,
         frames_per_second: _builtins.float = ...,
+        plan_cache: Global___PlanCacheInfo | None = ...,
+        memory_plan: Global___MemoryPlanInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults", "limits", b"limits", "memory", b"memory"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults", "limits", b"limits", "memory", b"memory", "memory_plan", b"memory_plan", "plan_cache", b"plan_cache"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["components", b"components", "defaults", b"defaults", "device", b"device", "dtype", b"dtype", "family", b"family", "frames_per_second", b"frames_per_second", "limits", b"limits", "memory", b"memory", "model", b"model", "model_fingerprint", b"model_fingerprint", "quality_tiers", b"quality_tiers", "state", b"state", "state_reason", b"state_reason", "versions", b"versions", "workflows", b"workflows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["components", b"components", "defaults", b"defaults", "device", b"device", "dtype", b"dtype", "family", b"family", "frames_per_second", b"frames_per_second", "limits", b"limits", "memory", b"memory", "memory_plan", b"memory_plan", "model", b"model", "model_fingerprint", b"model_fingerprint", "plan_cache", b"plan_cache", "quality_tiers", b"quality_tiers", "state", b"state", "state_reason", b"state_reason", "versions", b"versions", "workflows", b"workflows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,6 +18,7 @@ from sojourn.inference.requests import GenerationRequest
 from sojourn.inference.server import messages, validation
 from sojourn.inference.server.admission import Admission, work_of
 from sojourn.inference.server.engine import Engine
+from sojourn.inference.server.figures import add_figures
 from sojourn.inference.server.health import Health
 from sojourn.inference.server.info import info
 from sojourn.inference.server.job import Hands, Job
@@ -81,11 +82,13 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         self, request: pb.GetInfoRequest, context: InfoContext
     ) -> pb.GetInfoResponse:
         """See the contract."""
-        return info(
+        response = info(
             self._health,
             model_name=self._model_name,
             max_waiting=self._hands.admission.line.limit,
         )
+        add_figures(response, self._hands.telemetry)
+        return response
 
     async def Generate(  # type: ignore[override]  # noqa: N802 - the contract's name; the stubs know generators only
         self, request: pb.GenerateRequest, context: Context

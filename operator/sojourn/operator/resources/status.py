@@ -82,10 +82,13 @@ class AdaLNStatus(Model):
 
 
 class MemoryPlanEntry(Model):
-    """The host memory that one thing takes."""
+    """The memory that one thing takes."""
 
-    name: str = Field(description="What takes it.")
+    name: str = Field(
+        description="What takes it: a setting, or hostPeak and devicePeak, the most that any stage of the model takes."
+    )
     size: str = Field(description="How much.")
+    budget: str = Field(default="", description="What it may take, where the model has said so.")
 
 
 class FailureStatus(Model):
@@ -119,7 +122,8 @@ class DiffusionServiceStatus(Model):
     family: str = Field(default="", description="Its family.")
     memory_plan: tuple[MemoryPlanEntry, ...] = Field(
         default=(),
-        description="Host memory that the settings ask for, held against the memory limit by PlanFits.",
+        description="Host memory that the settings ask for, held against the memory limit and the nodes by PlanFits, "
+        "and what the model has planned from the headers of its checkpoint.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     residency: ResidencyStatus | None = Field(default=None, description="Where the weights are.")
