@@ -20,6 +20,8 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from sojourn.operator import informer as informing
 from sojourn.operator import logs
+from sojourn.operator.admission import Admission, WebhookSettings
+from sojourn.operator.admission import serve as serve_admission
 from sojourn.operator.cache import WATCHED, Cache, Key
 from sojourn.operator.defaults import Defaults
 from sojourn.operator.errors import OperatorError
@@ -63,6 +65,7 @@ class Settings:
         helm: how helm is called.
         pace: how often things are looked at.
         backoff: pauses after failed passes.
+        webhook: where admission is served; None for nowhere.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -72,6 +75,7 @@ class Settings:
     helm: HelmSettings = field(default_factory=HelmSettings)
     pace: Pace = field(default_factory=Pace)
     backoff: Backoff = field(default_factory=Backoff)
+    webhook: WebhookSettings | None = None
 
 
 @dataclass
@@ -122,6 +126,7 @@ class Operator:
             nodes=self.nodes,
             pace=settings.pace,
         )
+        self.admission = Admission(self.kube, self.cache, self.nodes, self.telemetry)
         self.informer = informing.Informer(self.cache, self.queue, self.telemetry, self.reconciler.suspects)
         self._registry = informing.registry(
             self.informer, server=access.server, open_session=lambda: open_session(access, connector)
@@ -310,4 +315,6 @@ async def run(settings: Settings, access: Access, defaults: Defaults, stop: asyn
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, *settings.listen).start()
+        if settings.webhook:
+            await serve_admission(stack, operator.admission, settings.webhook)
         await operator.run(stop or asyncio.Event())

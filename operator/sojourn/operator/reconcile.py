@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from pydantic import ValidationError
-from sojourn.operator.cache import Cache, Key, policy_keys
+from sojourn.operator.cache import Cache, Key
+from sojourn.operator.checks import check
 from sojourn.operator.conditions import POLICY_RESOLVED, READY, RELEASED, STALLED, Verdict, find, transitions
 from sojourn.operator.credentials import caller_of
 from sojourn.operator.defaults import Defaults
-from sojourn.operator.desired import Owner, Policies, desired
+from sojourn.operator.desired import Owner, desired
 from sojourn.operator.errors import ApiError, Conflict, NotFound, OperatorError, Permanent
 from sojourn.operator.helm import HelmForbidden, Unreachable
 from sojourn.operator.kube.client import (
@@ -31,7 +31,6 @@ from sojourn.operator.kube.client import (
 from sojourn.operator.naming import FINALIZER, RECONCILE_AT, release_name
 from sojourn.operator.nodes import Nodes
 from sojourn.operator.observe import View, summarise
-from sojourn.operator.plan import host_plan
 from sojourn.operator.pods import look
 from sojourn.operator.records import UnreadableRecord
 from sojourn.operator.releases import Outcome, Releases, Target
@@ -49,7 +48,7 @@ from sojourn.operator.reporting import (
     starting_status,
     unresolved,
 )
-from sojourn.operator.resources import AdaLNCacheSpec, DiffusionServiceSpec, LayerwiseOffloadSpec
+from sojourn.operator.resources import DiffusionServiceSpec
 from sojourn.operator.resources.status import Condition, DiffusionServiceStatus, PolicyStatus, ReleaseStatus
 from sojourn.operator.telemetry import Telemetry
 from sojourn.operator.workload import judge
@@ -182,34 +181,16 @@ class Reconciler:
 
     def _resolve(self, key: Key, item: Object) -> tuple[Findings, Target | None]:
         """What the object asks for; no target where it cannot be known."""
-        try:
-            spec = DiffusionServiceSpec.model_validate(item["spec"])
-            policies, missing = self._policies(item)
-        except ValidationError as error:
-            return blocked(Findings(), "InvalidSpec", _first_lines(error)), None
-        findings = Findings(policies=unresolved(missing))
-        if missing:
-            return blocked(findings, "PolicyNotFound", f"not found: {', '.join(missing)}"), None
-        node = self.nodes.largest(spec.scheduling.node_selector)
-        plan = host_plan(spec, policies, adaln_given=spec.adaln_cache_ref is not None, node=node)
+        checked = check(item, self.cache.resources.get, self.nodes)
+        policies = None if checked.missing is None else unresolved(checked.missing)
+        findings = Findings(policies=policies, plan=checked.plan)
+        if checked.fault:
+            findings = blocked(findings, checked.fault.reason, checked.fault.message)
+        if checked.spec is None or checked.policies is None:
+            return findings, None
         owner = Owner(key.namespace, key.name, item["metadata"]["uid"])
-        target = self.releases.target(key.namespace, key.name, owner.uid, desired(owner, spec, policies, self.defaults))
-        findings = replace(findings, plan=plan)
-        return (findings if plan.fits else blocked(findings, "PlanDoesNotFit", plan.message)), target
-
-    def _policies(self, item: Object) -> tuple[Policies, list[str]]:
-        found: dict[str, Object] = {}
-        missing = []
-        for policy in policy_keys(item):
-            body = self.cache.resources.get(policy)
-            if body is None or "deletionTimestamp" in body["metadata"]:
-                missing.append(f"{policy.kind} {policy.name}")
-            else:
-                found[policy.kind] = body.get("spec") or {}
-        return Policies(
-            AdaLNCacheSpec.model_validate(found.get(ADALN_CACHES.kind, {})),
-            LayerwiseOffloadSpec.model_validate(found.get(LAYERWISE_OFFLOADS.kind, {})),
-        ), missing
+        values = desired(owner, checked.spec, checked.policies, self.defaults)
+        return findings, self.releases.target(key.namespace, key.name, owner.uid, values)
 
     async def _follow(self, key: Key, item: Object, findings: Findings, wish: _Wish) -> tuple[Findings, Outcome]:
         """Has the release follow the target, unless that is suspended or was refused before."""
@@ -504,7 +485,3 @@ def _status_of(item: Object) -> DiffusionServiceStatus:
 def _released(outcome: Outcome) -> Verdict:
     assert outcome.record, "a settled release has a record"
     return Verdict(RELEASED, "True", "Deployed", f"revision {outcome.record.revision} is deployed")
-
-
-def _first_lines(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()[:5])

@@ -304,7 +304,7 @@ def blocked(findings: Findings, reason: str, message: str) -> Findings:
     return replace(findings, block=Block(reason, message))
 
 
-def unresolved(missing: list[str]) -> Verdict:
+def unresolved(missing: Sequence[str]) -> Verdict:
     """PolicyResolved of a service whose policies are missing; all found where the list is empty."""
     if missing:
         return Verdict(POLICY_RESOLVED, "False", "PolicyNotFound", f"not found: {', '.join(missing)}")
