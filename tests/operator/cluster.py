@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,15 @@ async def until(ready: Callable[[], Awaitable[Any]], *, seconds: float = 30, pau
         assert asyncio.get_running_loop().time() < deadline, f"{ready} not true within {seconds} s"
         await asyncio.sleep(pause)
     return answer
+
+
+@contextlib.asynccontextmanager
+async def fresh_namespace(kube: Kube) -> AsyncIterator[str]:
+    """A namespace that nobody else uses, until the context ends."""
+    name = f"t{os.getpid()}-{next(numbers)}"
+    await kube.create(NAMESPACES, {"metadata": {"name": name, "namespace": ""}})
+    yield name
+    await kube.delete(NAMESPACES, "", name)
 
 
 async def exists(kube: Kube, resource: Resource, namespace: str, name: str) -> bool:
