@@ -64,6 +64,33 @@ async def fresh_namespace(kube: Kube) -> AsyncIterator[str]:
     await kube.delete(NAMESPACES, "", name)
 
 
+_POD_MONITORS = "podmonitors.monitoring.coreos.com"
+
+
+@contextlib.asynccontextmanager
+async def pod_monitors(kube: Kube) -> AsyncIterator[None]:
+    """A cluster that knows PodMonitors, until the context ends."""
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    names = {"kind": "PodMonitor", "plural": "podmonitors", "singular": "podmonitor"}
+    spec = {"group": "monitoring.coreos.com", "scope": "Namespaced", "names": names, "versions": [version]}
+    await kube.create(CRDS, {"metadata": {"name": _POD_MONITORS, "namespace": ""}, "spec": spec})
+    await until(established(kube, _POD_MONITORS))
+    yield
+    await no_pod_monitors(kube)
+
+
+async def no_pod_monitors(kube: Kube) -> None:
+    """Takes the kind away, and with it every object of it."""
+    with contextlib.suppress(NotFound):
+        await kube.delete(CRDS, "", _POD_MONITORS)
+
+    async def gone() -> bool:
+        return not await exists(kube, CRDS, "", _POD_MONITORS)
+
+    await until(gone)
+
+
 async def exists(kube: Kube, resource: Resource, namespace: str, name: str) -> bool:
     try:
         await kube.get(resource, namespace, name)

@@ -59,7 +59,7 @@ class Informer:
         if event_type == "DELETED" or (event_type == "MODIFIED" and before != shape(item) and not _by_us(item)):
             self.suspects.add(key)
         if resource is DEPLOYMENTS or key in self.suspects:
-            self.queue.add(key)
+            self.queue.nudge(key)
 
     def _remember(self, resource: Resource, event_type: str | None, item: Object) -> str | None:
         """Stores what a later event is compared with; returns the shape known before."""
@@ -77,12 +77,12 @@ class Informer:
 
     def _wake(self, key: Key, item: Object) -> None:
         """The object itself, and what depends on it."""
-        self.queue.add(key)
+        self.queue.renew(key)
         if key.kind == DIFFUSION_SERVICES.kind:
             self._wake_policies(item)
         else:
             for user in self.cache.users_of(key):
-                self.queue.add(user)
+                self.queue.renew(user)
 
     def _wake_policies(self, service: Object) -> None:
         for policy in policy_keys(service):
