@@ -104,7 +104,6 @@ def test_every_value_of_the_dashboards_has_an_effect(render_text: Callable[..., 
 @pytest.mark.parametrize("path", list(WITH_WEBHOOK))
 def test_every_value_of_the_webhook_has_an_effect(render_text: Callable[..., str], path: str) -> None:
     altered = render_text("sojourn", ISSUED, "--set-json", f"{path}={json.dumps(WITH_WEBHOOK[path])}")
-    assert render_text("sojourn", ISSUED) == render_text("sojourn", ISSUED)
     assert render_text("sojourn", ISSUED) != altered
 
 

@@ -41,6 +41,7 @@ async def has_width(kube: Kube) -> bool:
 async def test_an_upgrade_brings_new_fields_and_an_uninstall_keeps_everybodys_objects(
     kube: Kube, namespace: str, kubeconfig: Path, tmp_path: Path
 ) -> None:
+    """What lies in a chart's crds/ folder is never upgraded."""
     try:
         foreign = helm(kubeconfig, "install", "sojourn", older(tmp_path / "older"), "-n", namespace)
         assert foreign.returncode, "definitions of somebody else are not taken over without being told to"

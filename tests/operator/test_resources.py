@@ -181,6 +181,7 @@ async def test_sizes_may_be_whole_numbers_or_text(kube: Kube, namespace: str) ->
 
 
 async def test_the_kind_of_model_source_is_immutable_and_its_content_is_not(kube: Kube, namespace: str) -> None:
+    """Said at once with what to do, and not by helm for ever (NVIDIA/NeMo-Retriever#2527)."""
     await kube.create(DIFFUSION_SERVICES, service(namespace))
     moved = {"spec": {"model": {"builtIn": {"path": "/models/other"}}}}
     await kube.merge(DIFFUSION_SERVICES, namespace, "demo", moved)
