@@ -10,6 +10,7 @@ import torch
 from sojourn.inference.offload.adviser import Adviser, PageAdvice
 from sojourn.inference.offload.budget import PinLedger
 from sojourn.inference.offload.courier import Courier
+from sojourn.inference.offload.direct import DirectFiles, DirectReader
 from sojourn.inference.offload.hosting import HostingPlan, HostTier, LayerBytes, plan_hosting
 from sojourn.inference.offload.integrity import MappedFiles
 from sojourn.inference.offload.mapped import is_file_backed, mapped_spans
@@ -23,7 +24,7 @@ from sojourn.inference.offload.settings import (
     resident_layers,
     streamed_layers,
 )
-from sojourn.inference.offload.spans import size_of, whole_pages
+from sojourn.inference.offload.spans import all_pages, whole_pages, without
 from sojourn.inference.offload.stack import LayerStack, find_layers, stack_layers
 from sojourn.inference.offload.stores import Pinner, Store, mapped_store, pageable_store
 from sojourn.inference.offload.strategies import Copied, Paged
@@ -92,9 +93,10 @@ def paged(
             adviser=adviser,
             resident=measure.resident_bytes,
             policy=settings.policy,
-            fixed_bytes=size_of(spans) - sum(piece.size_bytes for piece in pieces),
+            rest=without(all_pages(mapped_spans(parameters, mappings)), [s for piece in pieces for s in piece.spans]),
             anonymous=measure.anonymous_bytes,
             advice=advice,
+            direct=lambda: DirectReader(DirectFiles(window.spans, mappings), watch=window.look),
             observer=observer,
             warn=warn,
         )

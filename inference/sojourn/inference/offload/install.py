@@ -20,7 +20,7 @@ from sojourn.inference.offload.plan_report import tell
 from sojourn.inference.offload.planning import shares_host_memory
 from sojourn.inference.offload.room import RoomReader
 from sojourn.inference.offload.settings import Mode, OffloadSettings
-from sojourn.inference.offload.strategies import Copied, Resident, Strategy
+from sojourn.inference.offload.strategies import Copied, Paged, Resident, Strategy
 from sojourn.inference.offload.streams import CudaStreams, Streams
 from sojourn.inference.residency.component_map import ComponentMapPublisher, PublishedComponent
 from sojourn.inference.residency.report import Residency, log_loaded, log_settled, residency_of
@@ -146,6 +146,8 @@ def log_component(part: Component) -> None:
 
 def hosted_tensors(strategy: Strategy | None) -> list[torch.Tensor]:
     """What offload itself keeps of a component, on the host and on the device."""
+    if isinstance(strategy, Paged) and strategy.window is not None:
+        return strategy.window.buffers()
     if not isinstance(strategy, Copied):
         return []
     return [*strategy.window.host_tensors(), *strategy.window.device_tensors()]
@@ -251,6 +253,8 @@ def _width(component: object) -> int:
 
 
 def _published(part: Component, strategy: Strategy | None) -> PublishedComponent:
+    if isinstance(strategy, Paged) and strategy.window is not None:
+        return PublishedComponent(name=part.name, value=part.value, hosted=strategy.window.buffers)
     if not isinstance(strategy, Copied):
         return PublishedComponent(name=part.name, value=part.value)
     window = strategy.window

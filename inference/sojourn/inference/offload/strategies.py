@@ -152,7 +152,11 @@ class Paged:
 
     def finish(self, *, room_bytes: int | None, in_use: Sequence[Span], needed_again: bool) -> None:
         """Gives back what does not fit, marks the rest as first in line, and verifies."""
-        if needed_again or not self.cold_advice:
+        if needed_again:
+            return
+        if self.window is not None:
+            self.window.pause()
+        if not self.cold_advice:
             return
         self.adviser.drain()
         plan = plan_cold(self._in_order_of_going(), room_bytes=room_bytes)
@@ -188,6 +192,8 @@ class Paged:
     def close(self) -> None:
         """Takes the hooks off, ends the thread, closes the files."""
         self.undo()
+        if self.window is not None:
+            self.window.close()
         self.adviser.close()
         self.files.close()
 
