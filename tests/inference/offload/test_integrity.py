@@ -94,8 +94,30 @@ def test_a_cut_between_two_passes_fails_the_request_by_name_instead_of_killing_t
         assert child.process.wait() == 0
 
 
+CUT_WITHIN_A_PASS = CUT_WHILE_RUNNING.replace(
+    "net(torch.ones(1, 512))\nprint('{}'",
+    "net(torch.ones(1, 512))\n"
+    "net.layers[0].register_forward_hook(lambda *_: print('{}', flush=True) or sys.stdin.readline() and None)\n"
+    "print('{}'",
+)
+
+
+def test_a_cut_within_a_pass_is_noticed_at_the_next_layer(tmp_path):
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(2 * MIB))
+    with Child(CUT_WITHIN_A_PASS, None, str(path), "guarded") as child:
+        child.hear()
+        child.go_on()
+        child.hear()
+        with path.open("r+b") as file:
+            file.truncate(MIB)
+        child.go_on()
+        assert child.hear() == {"reason": "WeightsTruncated", "path": str(path)}
+        assert child.process.wait() == 0
+
+
 def test_without_the_guard_the_process_would_die_of_a_bus_error(tmp_path):
-    """What the guard is for; what is left of it (a cut within a pass) ends so, as exit code 135 in a container."""
+    """What the guard is for; what is left of it (a cut within a layer) ends so, as exit code 135 in a container."""
     path = tmp_path / "weights"
     path.write_bytes(bytes(2 * MIB))
     with Child(CUT_WHILE_RUNNING, None, str(path), "plain") as child:

@@ -20,7 +20,7 @@ import torch
 from sojourn.inference.errors import ModelError
 from sojourn.inference.offload.integrity import TRUNCATED_REASON
 from sojourn.inference.offload.spans import Span, all_pages, without
-from sojourn.residencyd.kernel.maps import Lookup
+from sojourn.residencyd.kernel.maps import DELETED, Lookup
 from sojourn.residencyd.kernel.syscalls import PAGE_BYTES
 from torch import nn
 
@@ -102,13 +102,12 @@ class DirectFiles:
         self._files: list[_File] = []
         try:
             for mapping in {mapping for span in spans for mapping in mappings.overlapping(*span)}:
-                descriptor = os.open(mapping.name, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+                path = Path(mapping.name.removesuffix(DELETED))
+                descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
                 mapped = Span(mapping.start, mapping.end)
-                self._files.append(
-                    _File(descriptor=descriptor, path=Path(mapping.name), mapped=mapped, offset=mapping.offset)
-                )
+                self._files.append(_File(descriptor=descriptor, path=path, mapped=mapped, offset=mapping.offset))
                 if os.fstat(descriptor).st_ino != mapping.inode:
-                    raise OSError(f"{mapping.name} is no longer the file that is mapped")
+                    raise OSError(f"{path} is no longer the file that is mapped")
         except OSError:
             self.close()
             raise
@@ -118,7 +117,7 @@ class DirectFiles:
 
         Raises:
             ModelError: The file ends before that.
-            OSError: It cannot be read.
+            OSError: It cannot be read so.
         """
         file = self._at(address)
         at, done = file.offset + address - file.mapped.start, 0
@@ -126,12 +125,8 @@ class DirectFiles:
             got = os.preadv(file.descriptor, [buffer[done:]], at + done)
             done += got
             if got == 0 or done % PAGE_BYTES:
-                raise ModelError(
-                    TRUNCATED_REASON,
-                    file.path,
-                    f"it ends at byte {at + done} and weights are mapped up to byte {at + len(buffer)} at least; "
-                    f"put the whole file back and start again",
-                )
+                _check_length(file, at + len(buffer))
+                raise OSError(f"{file.path}: {got} bytes at {at + done - got} are no whole pages")
 
     def drop(self, address: int, length: int) -> None:
         """Has the page cache forget a range that nobody maps: what read-ahead has brought in of it."""
@@ -146,6 +141,17 @@ class DirectFiles:
         for file in self._files:
             os.close(file.descriptor)
         self._files = []
+
+
+def _check_length(file: _File, wanted_bytes: int) -> None:
+    size_bytes = os.fstat(file.descriptor).st_size
+    if size_bytes < wanted_bytes:
+        raise ModelError(
+            TRUNCATED_REASON,
+            file.path,
+            f"it was cut to {size_bytes} bytes while weights are mapped up to byte {wanted_bytes} at least; "
+            f"put the whole file back and start again",
+        )
 
 
 class Landing:

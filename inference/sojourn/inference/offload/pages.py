@@ -330,7 +330,7 @@ class PageWindow:
         """The plan so far while it fits and the new one keeps little more: each change reads what it exchanges."""
         old = self.plan
         fits = old.kept_bytes + old.window_bytes + self._slack_bytes // 2 <= self.room_bytes
-        gains = new.kept_bytes - old.kept_bytes > 2 * self._slack_bytes
+        gains = not new.streamed_bytes or new.kept_bytes - old.kept_bytes > 2 * self._slack_bytes
         same_order, self._planned_for = self._planned_for == self.order.known, self.order.known
         return old if old.streamed_bytes and fits and same_order and not gains else new
 
@@ -556,7 +556,7 @@ def hook_pages(
         component: The module that holds the layers.
         layers: Those that the pieces are parts of.
         window: Over the pieces.
-        check: Called before every pass; raises if the weights are no longer whole.
+        check: Called before every pass and every layer; raises if the weights are no longer whole.
     """
     handles: list[RemovableHandle] = []
 
@@ -577,9 +577,12 @@ def hook_pages(
             window.end_pass()
 
     undo_passes = hook_passes(component, layers, begin=begin, end=end)
+    checks = [layer.register_forward_pre_hook(lambda *_: check(), prepend=True) for layer in layers]
 
     def undo() -> None:
         undo_passes()
+        for handle in checks:
+            handle.remove()
         detach()
 
     return undo
