@@ -27,6 +27,7 @@ from sojourn.inference.pipeline.workflow import served_stages
 from sojourn.inference.telemetry import Telemetry
 from sojourn.v1 import inference_pb2, residency_pb2
 
+from tests.inference.offload.capped import MIB, Child, capped
 from tests.inference.offload.toys import Reads
 
 GIB = 1 << 30
@@ -192,6 +193,39 @@ def test_what_goes_at_the_end_of_a_use_is_what_the_next_stages_headroom_needs(
     assert (requested > 0) is paged_out
     assert (max(needs) >= 1 << 60) is paged_out, "what is published for residencyd says the same"
     pipeline.offload.close()
+
+
+def test_one_page_too_little_is_refused_with_the_number_and_that_number_is_enough(tiny_folder):
+    folder = read_folder(tiny_folder)
+
+    def plan(host_bytes):
+        machine = Machine(device_bytes=None, host_bytes=host_bytes)
+        return plan_model(folder, stages_of(folder), machine, options(Mode.LAYERWISE), dtype=torch.bfloat16)
+
+    needed = plan(64 * GIB).host_peak_bytes
+    plan(needed).check(tiny_folder)
+    with pytest.raises(DoesNotFit, match=f"needs {needed} bytes of host memory and there are {needed - 4096}"):
+        plan(needed - 4096).check(tiny_folder)
+
+
+LOAD = """
+import json, sys, warnings
+warnings.simplefilter('ignore')
+from pathlib import Path
+from sojourn.inference.errors import DoesNotFit
+from sojourn.inference.pipeline import DeviceChoice, load_pipeline
+try:
+    load_pipeline(Path(sys.argv[1]), device=DeviceChoice.CPU)
+    print('{}', flush=True)
+except DoesNotFit as error:
+    print(json.dumps({'said': str(error)}), flush=True)
+"""
+
+
+def test_under_a_cap_that_is_too_small_loading_is_refused_with_the_number_and_nothing_is_killed(tiny_folder):
+    with capped(600 * MIB) as cap, Child(LOAD, cap, str(tiny_folder)) as child:
+        assert "bytes of host memory and there are" in child.hear()["said"]
+        assert cap.oom_kills() == 0
 
 
 def test_both_lines_say_where_the_weights_are(tiny_folder, caplog):

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from sojourn.inference.loading.components import Component
 from sojourn.inference.offload.activations import Workload, activation_bytes, headroom_bytes
-from sojourn.inference.offload.assemble import copied, own_mappings, paged
+from sojourn.inference.offload.assemble import copied, own_mappings, paged, resident
 from sojourn.inference.offload.budget import HostMemory, PinLedger
 from sojourn.inference.offload.lifecycle import LifeCycle, Situation
 from sojourn.inference.offload.memory_plan import MemoryPlan
@@ -20,7 +20,7 @@ from sojourn.inference.offload.plan_report import tell
 from sojourn.inference.offload.planning import shares_host_memory
 from sojourn.inference.offload.room import RoomReader
 from sojourn.inference.offload.settings import Mode, OffloadSettings
-from sojourn.inference.offload.strategies import Copied, Paged, Resident, Strategy
+from sojourn.inference.offload.strategies import Copied, Paged, Strategy
 from sojourn.inference.offload.streams import CudaStreams, Streams
 from sojourn.inference.residency.component_map import ComponentMapPublisher, PublishedComponent
 from sojourn.inference.residency.report import Residency, log_loaded, log_settled, residency_of
@@ -173,7 +173,7 @@ def _strategies(
         mode = by_name[name].mode
         settings = options.settings.of(name)
         if mode is Mode.RESIDENT:
-            strategies[name] = Resident()
+            strategies[name] = resident(part.value)
         elif ledger is not None:
             own = devices or Devices.cuda(device)
             strategies[name] = copied(

@@ -556,7 +556,7 @@ def hook_pages(
         component: The module that holds the layers.
         layers: Those that the pieces are parts of.
         window: Over the pieces.
-        check: Called before every pass and every layer; raises if the weights are no longer whole.
+        check: Called before every pass; raises if the weights are no longer whole.
     """
     handles: list[RemovableHandle] = []
 
@@ -577,12 +577,9 @@ def hook_pages(
             window.end_pass()
 
     undo_passes = hook_passes(component, layers, begin=begin, end=end)
-    checks = [layer.register_forward_pre_hook(lambda *_: check(), prepend=True) for layer in layers]
 
     def undo() -> None:
         undo_passes()
-        for handle in checks:
-            handle.remove()
         detach()
 
     return undo

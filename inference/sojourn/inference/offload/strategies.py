@@ -1,8 +1,8 @@
 """What happens to a component's weights when its use begins and ends, one class for each way of hosting them.
 
-`Resident` leaves them alone. `Copied` streams them from host stores to a device of its own memory, the layers of a
-component one by one or the component as one. `Paged` computes on the checkpoint's own pages, on the CPU and on devices
-that share its memory, and gives them back.
+`Resident` leaves them alone, and looks whether mapped files are still whole. `Copied` streams them from host stores to
+a device of its own memory, the layers of a component one by one or the component as one. `Paged` computes on the
+checkpoint's own pages, on the CPU and on devices that share its memory, and gives them back.
 """
 
 import os
@@ -44,11 +44,26 @@ class Strategy(Protocol):
         """Ends its threads and hooks."""
 
 
+@dataclass(kw_only=True)
 class Resident:
-    """The weights stay where they are."""
+    """The weights stay where they are.
+
+    Attributes:
+        files: Behind those that are mapped; None if none is.
+        undo: Takes the hooks off that look at the files.
+    """
+
+    files: MappedFiles | None = None
+    undo: Callable[[], None] = lambda: None
 
     def prepare(self) -> None:
-        """Nothing to do."""
+        """Makes sure that what is mapped is still there.
+
+        Raises:
+            ModelError: A file was cut under us.
+        """
+        if self.files is not None:
+            self.files.check()
 
     def prefetch(self) -> None:
         """Nothing to do."""
@@ -61,7 +76,10 @@ class Resident:
         return ()
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Takes the hooks off, closes the files."""
+        self.undo()
+        if self.files is not None:
+            self.files.close()
 
 
 class Copied:
