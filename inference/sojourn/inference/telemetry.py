@@ -125,6 +125,10 @@ class OffloadMetrics:
             "sojourn_offload_copied_bytes_total", "Weights copied from host to device.", ["component"],
             registry=registry,
         )  # fmt: skip
+        self.direct_read_bytes = Counter(
+            "sojourn_offload_direct_read_bytes_total", "Weights read around the page cache, for one use.",
+            ["component"], registry=registry,
+        )  # fmt: skip
         self.pageout_requested_bytes = Counter(
             "sojourn_pageout_requested_bytes_total", "Resident bytes given to MADV_PAGEOUT.", ["component"],
             registry=registry,
@@ -168,6 +172,10 @@ class OffloadMetrics:
         """See `Observer`."""
         self.copied_bytes.labels(component).inc(size_bytes)
 
+    def read_directly(self, *, component: str, size_bytes: int) -> None:
+        """See `Observer`."""
+        self.direct_read_bytes.labels(component).inc(size_bytes)
+
     def fell_back(self, *, reason: Fallback) -> None:
         """See `Observer`."""
         self.fallbacks.labels(reason).inc()
@@ -192,6 +200,7 @@ class OffloadMetrics:
             self.plan_bytes.labels(component, tier).set(size_bytes)
         self.waited(component=component, seconds=0)
         self.copied(component=component, size_bytes=0)
+        self.read_directly(component=component, size_bytes=0)
         self.paged_out(component=component, requested_bytes=0, verified_bytes=0)
         self.stuck(component=component, by_reason=dict.fromkeys(Stuck, 0))
 
