@@ -1,13 +1,14 @@
 """`sojourn serve`: one model behind InferenceService, until SIGTERM."""
 
 import logging
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from sojourn.inference import logs
+from sojourn.inference import logs, tracing
 from sojourn.inference.adaln.refusals import SettingRefused
 from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.cli.exits import CommandFailed, Exit
@@ -153,6 +154,7 @@ def serve(
 
     Health (grpc.health.v1) and reflection are on the same port. The port opens at once; health says SERVING when the
     model is loaded. A model that cannot be loaded is told by health, GetInfo and the log, and the process exits 1.
+    SIGUSR1 prints from DEBUG on, SIGUSR2 from --log-level again. OTEL_EXPORTER_OTLP_ENDPOINT turns traces on.
     """
     try:
         config = ServerConfig(
@@ -179,7 +181,8 @@ def serve(
             store_bytes=adaln_store_bytes,
             precision=adaln_precision,  # type: ignore[arg-type]
         )
-    except (ConfigError, SettingRefused, ValueError) as error:
+        traces = tracing.from_environment(os.environ)
+    except (ConfigError, SettingRefused, tracing.TracingUnavailable, ValueError) as error:
         raise CommandFailed(str(error), Exit.INVALID) from None
     placed = placement(
         device_memory=device_memory,
@@ -191,7 +194,7 @@ def serve(
         component_map=component_map,
     )
     telemetry = Telemetry(model_name=config.model_name, max_waiting=config.max_waiting)
-    logs.configure(
+    printing = logs.configure(
         human=log_format is LogFormat.HUMAN,
         print_level=logging.getLevelNamesMapping()[log_level.upper()],
         count=telemetry.log_line,
@@ -207,4 +210,4 @@ def serve(
         offload=placed,
         offload_observer=telemetry.offload,
     )
-    sys.exit(run(config, load, telemetry=telemetry))
+    sys.exit(run(config, load, telemetry=telemetry, traces=traces, printing=printing))

@@ -236,12 +236,17 @@ class _Needs:
         return sum(span.size_bytes for name in names for span in self._strategies[name].host_spans())
 
     def _growth(self, names: frozenset[str]) -> int:
-        """What was asked for; else activations, on a device that shares host memory its allocator's margin too."""
+        """What was asked for; else activations, on a device that shares host memory its allocator's margin too.
+
+        A decoder tells no width. It is taken to be made to the measure of the model: a model with a narrow transformer
+        does not decode as the measured one does.
+        """
         if not names:
             return 0
         if self._headroom_bytes is not None:
             return self._headroom_bytes
-        width = max(_width(self._components[name].value) for name in names)
+        widths = {name: _width(part.value) for name, part in self._components.items()}
+        width = max(widths[name] for name in names) or max(widths.values())
         estimate = headroom_bytes if self._shared else activation_bytes
         return estimate(self._workload, hidden_size=width)
 
