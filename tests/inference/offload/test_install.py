@@ -19,7 +19,7 @@ from sojourn.inference.offload.observer import Silent
 from sojourn.inference.offload.options import OffloadOptions
 from sojourn.inference.offload.pinning import RecordingPinDriver
 from sojourn.inference.offload.planning import plan_model
-from sojourn.inference.offload.settings import Mode, OffloadSettings, ResidentPolicy
+from sojourn.inference.offload.settings import Mode, OffloadSettings, ResidentPolicy, Selection
 from sojourn.inference.offload.streams import RecordingStreams
 from sojourn.inference.pipeline import DeviceChoice, load_pipeline
 from sojourn.inference.pipeline.pipeline import Pipeline
@@ -43,7 +43,7 @@ def options(mode, **rest):
     settings = OffloadSettings(
         mode=mode, **{key: rest.pop(key) for key in ("prefetch", "resident", "policy") if key in rest}
     )
-    return OffloadOptions(settings=dict.fromkeys(ALL, settings), **rest)
+    return OffloadOptions(settings=Selection(default=settings), **rest)
 
 
 @pytest.fixture
@@ -149,6 +149,51 @@ def test_a_model_that_cannot_fit_is_refused_before_anything_is_loaded(tiny_folde
         load_pipeline(tiny_folder, device=DeviceChoice.CPU, offload=OffloadOptions(host_memory_bytes=1 << 20))
 
 
+def test_without_pinning_nothing_is_locked_and_the_clip_is_the_same(
+    tiny_folder, make_request, make_watch, digest, expected, tiny
+):
+    pipeline, streams, driver = on_a_device(tiny_folder, Mode.LAYERWISE, tiny, resident=0, pinning=False)
+    with Reads(streams):
+        assert digest(pipeline.run_clip(make_request(), 0, make_watch())) == expected
+    assert not driver.locked
+    pipeline.offload.close()
+
+
+@pytest.mark.parametrize("advised", [True, False])
+def test_cold_page_advice_is_given_unless_it_is_turned_off(advised, tiny_folder, make_request, make_watch):
+    telemetry = Telemetry()
+    pipeline = load_pipeline(
+        tiny_folder, device=DeviceChoice.CPU, offload_observer=telemetry.offload,
+        offload=options(Mode.COMPONENT, cold_advice=advised, next_stage_headroom_bytes=1 << 60),
+    )  # fmt: skip
+    pipeline.run_clip(make_request(), 0, make_watch())
+    requested = telemetry.registry.get_sample_value(
+        "sojourn_pageout_requested_bytes_total", {"component": "text_encoder"}
+    )
+    assert (requested > 0) is advised
+    pipeline.offload.close()
+
+
+@pytest.mark.parametrize(("headroom", "paged_out"), [(0, False), (1 << 60, True)])
+def test_what_goes_at_the_end_of_a_use_is_what_the_next_stages_headroom_needs(
+    headroom, paged_out, tiny_folder, make_request, make_watch, tmp_path
+):
+    telemetry, needs = Telemetry(), []
+    path = tmp_path / "map"
+    pipeline = load_pipeline(
+        tiny_folder, device=DeviceChoice.CPU, offload_observer=telemetry.offload,
+        offload=options(Mode.COMPONENT, next_stage_headroom_bytes=headroom, component_map=str(path)),
+    )  # fmt: skip
+    watch = make_watch(listener=lambda event: needs.append(read_map(path).next_stage_need_bytes))
+    pipeline.run_clip(make_request(), 0, watch)
+    requested = telemetry.registry.get_sample_value(
+        "sojourn_pageout_requested_bytes_total", {"component": "text_encoder"}
+    )
+    assert (requested > 0) is paged_out
+    assert (max(needs) >= 1 << 60) is paged_out, "what is published for residencyd says the same"
+    pipeline.offload.close()
+
+
 def test_both_lines_say_where_the_weights_are(tiny_folder, caplog):
     with caplog.at_level(logging.INFO, logger="sojourn"):
         pipeline = load_pipeline(tiny_folder, device=DeviceChoice.CPU)
@@ -161,7 +206,7 @@ def test_both_lines_say_where_the_weights_are(tiny_folder, caplog):
 
 def test_requests_move_the_counters_and_log_nothing_above_debug(tiny_folder, make_request, make_watch, tiny, caplog):
     telemetry = Telemetry()
-    pipeline, streams, _ = on_a_device(tiny_folder, Mode.LAYERWISE, tiny, observer=telemetry.offload)
+    pipeline, streams, _ = on_a_device(tiny_folder, Mode.LAYERWISE, tiny, observer=telemetry.offload, resident=0)
     window = pipeline.life.strategies["transformer"].window
     value = telemetry.registry.get_sample_value
     before = value("sojourn_offload_copied_bytes_total", {"component": "transformer"})

@@ -47,6 +47,7 @@ def paged(
     *,
     settings: OffloadSettings,
     layerwise: bool,
+    cold_advice: bool = True,
     reader: RoomReader | None = None,
     advice: PageAdvice | None = None,
     observer: Observer = silent,
@@ -59,6 +60,7 @@ def paged(
         component: Its module, on the CPU or on a device that shares its memory.
         settings: Policy and prefetch; a count of resident layers has no meaning where room decides.
         layerwise: Whether to give advice within a pass; else at the ends of a use only.
+        cold_advice: Whether to give advice at the end of a use.
         reader: Measures room.
         advice: The kernel calls.
         observer: Told of everything.
@@ -74,6 +76,7 @@ def paged(
         files=MappedFiles(spans, mappings),
         adviser=adviser,
         fetch_whole=not layerwise,
+        cold_advice=cold_advice,
         advice=advice,
         observer=observer,
         warn=warn,

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -112,11 +112,10 @@ def install(
         observer: Told of everything.
     """
     measure = reader or RoomReader(os.getpid())
-    workload = options.workload or Workload()
     strategies = _strategies(
         components, plan, options, device=device, devices=devices, reader=measure, observer=observer
     )
-    needs = _Needs(strategies, components, workload, measure, shared=plan.machine.shared_device)
+    needs = _Needs(strategies, components, options, measure, shared=plan.machine.shared_device)
     publisher = None
     if options.component_map is not None:
         publisher = ComponentMapPublisher(
@@ -164,13 +163,13 @@ def _strategies(
 ) -> dict[str, Strategy]:
     by_name = {part.name: part for part in plan.components}
     copies = plan.machine.device_bytes is not None or plan.machine.shared_device
-    ledger = _ledger(plan, reader, observer) if copies else None
+    ledger = _ledger(plan, options, reader, observer) if copies else None
     strategies: dict[str, Strategy] = {}
     for name, part in components.items():
         if name not in by_name:
             continue
         mode = by_name[name].mode
-        settings = options.settings.get(name, OffloadSettings())
+        settings = options.settings.of(name)
         if mode is Mode.RESIDENT:
             strategies[name] = Resident()
         elif ledger is not None:
@@ -182,24 +181,22 @@ def _strategies(
             )  # fmt: skip
         else:
             strategies[name] = paged(
-                name, part.value, settings=settings, layerwise=mode is Mode.LAYERWISE, reader=reader,
-                observer=observer, warn=log.warning,
+                name, part.value, settings=settings, layerwise=mode is Mode.LAYERWISE,
+                cold_advice=options.cold_advice, reader=reader, observer=observer, warn=log.warning,
             )  # fmt: skip
     return strategies
 
 
 def _with_residents(settings: OffloadSettings, resident: int) -> OffloadSettings:
     """The plan's own number of resident layers in place of a share."""
-    return OffloadSettings(
-        mode=settings.mode, prefetch=settings.prefetch, resident=float(resident), policy=settings.policy
-    )
+    return replace(settings, resident=float(resident))
 
 
-def _ledger(plan: MemoryPlan, reader: RoomReader, observer: Observer) -> PinLedger:
+def _ledger(plan: MemoryPlan, options: OffloadOptions, reader: RoomReader, observer: Observer) -> PinLedger:
     def available() -> int:
         return min(plan.machine.host_bytes, reader.read(()).available_bytes)
 
-    memory = HostMemory(available_bytes=available(), shares_device=plan.machine.shared_device)
+    memory = HostMemory(available_bytes=available(), shares_device=plan.machine.shared_device, pinning=options.pinning)
     return PinLedger(memory, available_now=available, observer=observer)
 
 
@@ -210,14 +207,15 @@ class _Needs:
         self,
         strategies: Mapping[str, Strategy],
         components: Mapping[str, Component],
-        workload: Workload,
+        options: OffloadOptions,
         reader: RoomReader,
         *,
         shared: bool,
     ) -> None:
         self._strategies = strategies
         self._components = components
-        self._workload = workload
+        self._workload = options.workload or Workload()
+        self._headroom_bytes = options.next_stage_headroom_bytes
         self._reader = reader
         self._shared = shared
 
@@ -236,9 +234,11 @@ class _Needs:
         return sum(span.size_bytes for name in names for span in self._strategies[name].host_spans())
 
     def _growth(self, names: frozenset[str]) -> int:
-        """Activations; on a device that shares host memory its allocator's margin too."""
+        """What was asked for; else activations, on a device that shares host memory its allocator's margin too."""
         if not names:
             return 0
+        if self._headroom_bytes is not None:
+            return self._headroom_bytes
         width = max(_width(self._components[name].value) for name in names)
         estimate = headroom_bytes if self._shared else activation_bytes
         return estimate(self._workload, hidden_size=width)

@@ -118,6 +118,7 @@ class Paged:
         window: Gives advice within a pass; None to do so at the ends of a use only.
         undo: Takes the window's hooks off.
         fetch_whole: Whether `prefetch` starts reading all of it.
+        cold_advice: Whether anything is given back when a use ends.
         advice: The kernel calls.
         observer: Told of page-outs.
         warn: Called with a text when page-out turns out to be without effect.
@@ -130,6 +131,7 @@ class Paged:
     window: PageWindow | None = None
     undo: Callable[[], None] = lambda: None
     fetch_whole: bool = False
+    cold_advice: bool = True
     advice: PageAdvice | None = None
     observer: Observer = silent
     warn: Callable[[str], None] = lambda text: None
@@ -150,7 +152,7 @@ class Paged:
 
     def finish(self, *, room_bytes: int | None, in_use: Sequence[Span], needed_again: bool) -> None:
         """Gives back what does not fit, marks the rest as first in line, and verifies."""
-        if needed_again:
+        if needed_again or not self.cold_advice:
             return
         self.adviser.drain()
         plan = plan_cold(self._in_order_of_going(), room_bytes=room_bytes)
