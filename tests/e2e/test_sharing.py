@@ -1,0 +1,164 @@
+"""What pods of one node share: the page cache of one copy of the weights, and plans that one of them built.
+
+The folders lie on the node, so the namespace is one that allows that, and a pod that is root there makes them.
+"""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.client import Client, client
+from tests.e2e.node import (
+    PORT,
+    SHARED,
+    Object,
+    apply,
+    condition,
+    get,
+    has,
+    image,
+    kubectl,
+    metrics,
+    patch,
+    pods,
+    ready,
+    shell,
+    until,
+)
+
+pytestmark = pytest.mark.timeout(600)
+FOLDER = "/tmp/sojourn-e2e"
+INFERENCE, RESIDENCYD = 9464, 9465
+
+
+def keeper() -> Object:
+    """A pod that may do as it likes in /tmp of the node."""
+    container = {
+        "name": "keeper",
+        "image": image("inference"),
+        "imagePullPolicy": "Never",
+        "command": ["sleep", "infinity"],
+        "securityContext": {"runAsUser": 0, "runAsNonRoot": False},
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+    spec = {
+        "terminationGracePeriodSeconds": 0,
+        "containers": [container],
+        "volumes": [{"name": "tmp", "hostPath": {"path": "/tmp"}}],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "keeper"}, "spec": spec}
+
+
+@pytest.fixture(scope="module")
+def folders(installed: None) -> Iterator[None]:
+    """A checkpoint that belongs to root, and two folders of the pods' user for what they share."""
+    apply(keeper(), namespace=SHARED)
+    kubectl("-n", SHARED, "wait", "pod", "keeper", "--for=condition=Ready", "--timeout=120s")
+    make = (
+        f"rm -rf {FOLDER} && mkdir -p {FOLDER}/models {FOLDER}/plans && cp -R /models/h3-digits {FOLDER}/foreign && "
+        f"chown -R root:root {FOLDER}/foreign && chmod -R a+rX {FOLDER}/foreign && "
+        f"chown 10001:10001 {FOLDER}/models {FOLDER}/plans"
+    )
+    shell(SHARED, "keeper", "keeper", "sh", "-c", make)
+    yield
+    kubectl("-n", SHARED, "delete", "dsvc,adaln,lwo", "--all", "--timeout=120s")
+    shell(SHARED, "keeper", "keeper", "rm", "-rf", FOLDER)
+    kubectl("-n", SHARED, "delete", "pod", "keeper", "--wait=false")
+
+
+@pytest.fixture(scope="module")
+def caller(installed: None) -> Iterator[Client]:
+    with client(SHARED) as found:
+        yield found
+
+
+@pytest.fixture
+def foreign(folders: None) -> None:
+    """A service of a checkpoint that belongs to somebody else."""
+    service = {
+        "apiVersion": "sojourn.dev/v1alpha1",
+        "kind": "DiffusionService",
+        "metadata": {"name": "both"},
+        "spec": {
+            "model": {"name": "h3-digits", "hostPath": {"path": f"{FOLDER}/foreign"}},
+            "device": "CPU",
+            "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}},
+            "sharedHostMemory": {"size": "64Mi"},
+            "residency": {"intervalSeconds": 5},
+        },
+    }
+    apply(service, namespace=SHARED)
+    ready(SHARED, "both")
+
+
+def shared_by_two() -> None:
+    policy = {
+        "apiVersion": "sojourn.dev/v1alpha1",
+        "kind": "AdaLNCache",
+        "metadata": {"name": "both"},
+        "spec": {"mode": "Enabled", "planStore": {"hostPath": f"{FOLDER}/plans", "size": "64Mi"}},
+    }
+    apply(policy, namespace=SHARED)
+    memory = {"size": "64Mi", "modelCache": {"hostPath": f"{FOLDER}/models"}}
+    patch(SHARED, "dsvc", "both", replicas=2, sharedHostMemory=memory, adaLNCacheRef={"name": "both"})
+    ready(SHARED, "both", seconds=240)
+
+
+def sums(pod: str, port: int, name: str, label: str = "") -> float:
+    """Sum over the series of a metric that bear a label."""
+    found = metrics(SHARED, pod, port).items()
+    return sum(value for series, value in found if series.split("{")[0] == name and label in series)
+
+
+def test_weights_of_another_owner_are_told_to_stay_in_memory_and_a_copy_of_ones_own_ends_it(foreign: None) -> None:
+    found = until(lambda: has(SHARED, "both", "PageOutEffective", "False"), 60, "no effect told", namespace=SHARED)
+    assert found["reason"] == "NotOwner"
+    assert "modelCache" in found["message"]
+    shared_by_two()
+    until(lambda: has(SHARED, "both", "PageOutEffective", "True"), 60, "effect told", namespace=SHARED)
+    (copy,) = shell(SHARED, "keeper", "keeper", "ls", f"{FOLDER}/models").split()
+    owner = shell(SHARED, "keeper", "keeper", "stat", "-c", "%u", f"{FOLDER}/models/{copy}/vae/config.json")
+    assert owner.strip() == "10001"
+
+
+@pytest.fixture
+def two(folders: None, foreign: None) -> list[str]:
+    """Names of two pods of a service that share a copy of the checkpoint and a store of plans."""
+    shared_by_two()
+    return [pod["metadata"]["name"] for pod in pods(SHARED, "both")]
+
+
+def test_two_pods_share_the_pages_of_the_weights(two: list[str]) -> None:
+    """In the kernel's words, as residencyd passes them on: cold weights that another process has mapped as well."""
+    cached = sums(two[0], RESIDENCYD, "sojourn_checkpoint_cached_bytes")
+    assert cached > 0
+    for pod in two:
+        def all_shared(pod: str = pod) -> bool:
+            shared = sums(pod, RESIDENCYD, "sojourn_headroom_stuck_bytes", 'reason="shared"')
+            return shared > 0 and sums(pod, RESIDENCYD, "sojourn_headroom_cold_bytes") == 0
+
+        until(all_shared, 60, f"pages of {pod} shared", namespace=SHARED)
+        assert sums(pod, RESIDENCYD, "sojourn_checkpoint_cached_bytes") == cached, "one file, one cache"
+
+
+def test_a_plan_that_one_pod_built_is_read_by_the_other(two: list[str], caller: Client) -> None:
+    results = []
+    for pod in two:
+        address = get(SHARED, "pod", pod)["status"]["podIP"]
+        json.loads(caller.generate(f"{address}:{PORT}", "--steps", "5"))
+        results.append({
+            result: sums(pod, INFERENCE, "sojourn_plan_cache_requests_total", f'result="{result}"')
+            for result in ("built", "store")
+        })  # fmt: skip
+    assert results == [{"built": 1, "store": 0}, {"built": 0, "store": 1}]
+
+
+def test_figures_are_those_of_both_pods(two: list[str]) -> None:
+    """Status sums up over pods: mapped twice, though the pages are there once."""
+    def figures() -> Object:
+        return {c["component"]: c for c in get(SHARED, "dsvc", "both")["status"]["residency"]["components"]}
+
+    one = sums(two[0], RESIDENCYD, "sojourn_residency_mapped_bytes", 'component="transformer"')
+    until(lambda: figures()["transformer"]["mappedBytes"] >= 1.5 * one, 60, "sum over two pods", namespace=SHARED)
+    assert condition(get(SHARED, "dsvc", "both"), "ResidencyVisible")["message"].startswith("2 pods")
