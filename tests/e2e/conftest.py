@@ -8,7 +8,7 @@ from tests.e2e.node import DEMO, ELSEWHERE, KUBECONFIG, MONITORING, SHARED, STUD
 from tests.kubernetes import ROOT
 
 # What a namespace allows. Volumes of the node's folders are for `privileged` ones.
-LEVELS = {SYSTEM: "restricted", STUDIO: "restricted", ELSEWHERE: "restricted", MONITORING: "restricted", SHARED: "privileged"}  # fmt: skip
+LEVELS = dict.fromkeys((SYSTEM, STUDIO, ELSEWHERE, MONITORING), "restricted") | {SHARED: "privileged"}
 
 
 def install(chart: str = "charts/sojourn", *more: str) -> None:

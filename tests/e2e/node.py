@@ -46,7 +46,9 @@ def get(namespace: str, *what: object) -> Object:
 
 
 def apply(*objects: Object, namespace: str) -> None:
-    kubectl("-n", namespace, "apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+    kubectl(
+        "-n", namespace, "apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+    )
 
 
 def patch(namespace: str, kind: str, name: str, **spec: Any) -> None:

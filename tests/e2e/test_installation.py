@@ -34,7 +34,7 @@ def test_the_test_of_the_chart_passes() -> None:
 
 def test_an_upgrade_from_the_version_before_restarts_no_pod_and_writes_no_release(tmp_path: Path) -> None:
     before, revision = running(), get(STUDIO, "dsvc", "demo")["status"]["release"]["revision"]
-    install(str(older(tmp_path / "older")))
+    install(str(older(tmp_path / "older")), "--set", "operator.podAnnotations.version=older")
     assert "width" not in fields()
     install()
     assert "width" in fields()

@@ -21,7 +21,9 @@ def reached(client: Client, seconds: int = 20) -> bool:
     return False
 
 
-def test_a_pod_of_another_namespace_is_refused_and_one_of_its_own_is_served(neighbour: Client, stranger: Client) -> None:
+def test_a_pod_of_another_namespace_is_refused_and_one_of_its_own_is_served(
+    neighbour: Client, stranger: Client
+) -> None:
     assert reached(neighbour, 60)
     assert not reached(stranger, 5)
 

@@ -14,14 +14,18 @@ BYTES = r"[0-9.]+(Ki|Mi|Gi)?"
 
 
 def test_the_demo_is_ready_with_its_figures() -> None:
-    until(lambda: get(STUDIO, "dsvc", "demo")["status"].get("residency", {}).get("components"), 60, "figures of the demo")
+    until(
+        lambda: get(STUDIO, "dsvc", "demo")["status"].get("residency", {}).get("components"), 60, "figures of the demo"
+    )
     service = get(STUDIO, "dsvc", "demo")
     assert service["status"]["model"] == "h3-digits"
     assert condition(service, "ResidencyVisible")["status"] == "True", service["status"]
     assert condition(service, "PageOutEffective")["status"] == "True", service["status"]
     header, row = kubectl("-n", STUDIO, "get", "dsvc").splitlines()
     assert header.split() == ["NAME", "READY", "REASON", "MODEL", "REPLICAS", "VRAM", "HOST", "SAVED", "HIT%", "AGE"]
-    cells = dict(zip(("NAME", "READY", "REASON", "MODEL", "REPLICAS", "VRAM", "HOST", "SAVED"), row.split(), strict=False))
+    cells = dict(
+        zip(("NAME", "READY", "REASON", "MODEL", "REPLICAS", "VRAM", "HOST", "SAVED"), row.split(), strict=False)
+    )
     assert (cells["READY"], cells["REASON"], cells["REPLICAS"]) == ("True", "Serving", "1/1")
     for column in ("VRAM", "HOST", "SAVED"):
         assert cells[column][0].isdigit(), row
@@ -52,7 +56,9 @@ def test_an_edit_is_not_ready_until_its_pods_serve() -> None:
         until(lambda: has(STUDIO, "demo", "Ready", "True"), 180, "Ready after the edit")
         serving = [pod for pod in pods() if condition(pod, "Ready")["status"] == "True"]
     assert serving
-    assert all(pod["metadata"]["annotations"].get("edited") == "yes" for pod in serving if pod["metadata"]["uid"] not in old)
+    assert all(
+        pod["metadata"]["annotations"].get("edited") == "yes" for pod in serving if pod["metadata"]["uid"] not in old
+    )
     assert any(pod["metadata"]["uid"] not in old for pod in serving)
     said = [condition(event, "Ready") for event in watch.events if event["metadata"]["generation"] == generation]
     told = [found["status"] for found in said if found["observedGeneration"] == generation]

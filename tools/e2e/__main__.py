@@ -1,4 +1,4 @@
-"""python -m tools.e2e [--keep] [--tag TAG] [-- arguments of pytest]
+"""The whole line: python -m tools.e2e [--keep] [--tag TAG] [-- arguments of pytest].
 
 Starts one node of Kubernetes (or takes SOJOURN_E2E_KUBECONFIG), builds the images and loads them, runs tests/e2e
 against it and takes everything down. Where something is missing that a machine could have, it says what and ends with

@@ -66,4 +66,3 @@ def _check_script() -> None:
     packages = [package for program, package in NODE_PROGRAMS.items() if not have(program)]
     if packages:
         raise Missing(f"a node needs programs that are not here: apt-get install {' '.join(packages)}")
-

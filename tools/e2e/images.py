@@ -19,7 +19,7 @@ NAMES = ("sojourn-inference", "sojourn-residencyd", "sojourn-operator", "sojourn
 PUBLIC_BASE, PUBLIC_HELM = "docker.io/library/python:3.11-slim-bookworm", "docker.io/alpine/helm:4.3.1"
 LOCAL_BASE, LOCAL_HELM = "localhost/sojourn-e2e-base:bookworm", "localhost/sojourn-e2e-helm:local"
 BASE_PACKAGES = "python3,python3-venv,ca-certificates"
-# Settings of pip that a build needs as this machine does; the first three are of files or folders.
+# Settings of pip that a build needs as this machine does; the paths are of files or folders.
 PIP_PATHS, PIP_WORDS = ("PIP_CERT", "PIP_FIND_LINKS"), ("PIP_INDEX_URL",)
 
 
@@ -64,7 +64,7 @@ DOCKER = Builder(
 
 
 def builder() -> Builder:
-    """docker where its daemon answers, else buildah.
+    """Docker where its daemon answers, else buildah.
 
     Raises:
         Missing: neither is here.
@@ -148,7 +148,7 @@ def _arguments(name: str, value: str) -> list[str]:
 
 
 def _pip(found: Builder) -> list[str]:
-    """pip's settings of this machine, for the build stages; what they name is mounted where that can be."""
+    """Pip's settings of this machine, for the build stages; what they name is mounted where that can be."""
     given = {name: os.environ[name] for name in (*PIP_PATHS, *PIP_WORDS) if os.environ.get(name)}
     words = [word for name, value in given.items() for word in _arguments(name, value)]
     paths = [given[name] for name in PIP_PATHS if name in given and Path(given[name]).exists()]
