@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard proto/sojourn/v1/*.proto)
 
-.PHONY: demo test lint proto crds metrics images bench e2e format clean
+.PHONY: demo test rules-test lint proto crds metrics dashboards prometheus images bench e2e format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -18,6 +18,12 @@ demo: $(STAMP)  ## Serve the shipped model, generate a clip through gRPC, write 
 test: $(STAMP)  ## All tests, with coverage
 	$(BIN)/pytest
 
+rules-test: $(STAMP) prometheus  ## Dashboards, rules and runbook, with Prometheus' own checks
+	$(BIN)/pytest --no-cov tests/observability
+
+prometheus: $(STAMP)  ## Debian's prometheus and promtool, unpacked into .cache
+	$(BIN)/python -m tools.prometheus
+
 lint: $(STAMP)  ## Format, style, types, layers, protobuf rules, generated files
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -27,6 +33,7 @@ lint: $(STAMP)  ## Format, style, types, layers, protobuf rules, generated files
 	$(BIN)/python -m tools.stubs --check
 	$(BIN)/python -m tools.crds --check
 	$(BIN)/python -m tools.metrics_table --check
+	$(BIN)/python -m tools.dashboards --check
 
 format: $(STAMP)  ## Format and repair what can be repaired
 	$(BIN)/ruff format .
@@ -48,9 +55,6 @@ images: $(IMAGES:%=image-%)  ## One image per process: localhost/sojourn-{infere
 image-%: images/%/Containerfile
 	$(BUILDER) $(IMAGE_ARGS) -f $< -t localhost/sojourn-$*:$(IMAGE_TAG) .
 
-image-e2e-prometheus: tests/e2e/prometheus/Containerfile  ## Debian's Prometheus, for the end-to-end tests only
-	$(BUILDER) $(IMAGE_ARGS) -f $< -t localhost/sojourn-e2e-prometheus:$(IMAGE_TAG) tests/e2e/prometheus
-
 # Arguments of pytest, such as -k oom; KEEP=1 leaves the cluster to look at.
 E2E_ARGS ?=
 e2e: $(STAMP)  ## kubectl apply to a served video, on one node of Kubernetes: images, charts, tests
@@ -58,6 +62,9 @@ e2e: $(STAMP)  ## kubectl apply to a served video, on one node of Kubernetes: im
 
 metrics: $(STAMP)  ## Generate docs/metrics.md
 	$(BIN)/python -m tools.metrics_table
+
+dashboards: $(STAMP)  ## Build the dashboards of charts/sojourn
+	$(BIN)/python -m tools.dashboards
 
 bench: $(STAMP)  ## Every benchmark: a table of figures beside their goals
 	for file in bench/[a-z]*.py; do $(BIN)/python $$file || failed=1; done; test -z "$$failed"

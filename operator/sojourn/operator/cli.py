@@ -75,7 +75,8 @@ def run(
     log_format: Annotated[LogFormat, typer.Option(help="json or text.")] = LogFormat.TEXT,
 ) -> None:
     """Runs the operator until SIGTERM."""
-    logs.configure(level=log_level, as_json=log_format is LogFormat.JSON)
+    printing = logs.configure(level=log_level, as_json=log_format is LogFormat.JSON)
+    logs.obey_signals(printing, name="sojourn-operator")
     host, _, port = listen.rpartition(":")
     try:
         settings = process.Settings(

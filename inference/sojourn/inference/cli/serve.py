@@ -191,7 +191,7 @@ def serve(
         component_map=component_map,
     )
     telemetry = Telemetry(model_name=config.model_name, max_waiting=config.max_waiting)
-    logs.configure(
+    printing = logs.configure(
         human=log_format is LogFormat.HUMAN,
         print_level=logging.getLevelNamesMapping()[log_level.upper()],
         count=telemetry.log_line,
@@ -207,4 +207,4 @@ def serve(
         offload=placed,
         offload_observer=telemetry.offload,
     )
-    sys.exit(run(config, load, telemetry=telemetry))
+    sys.exit(run(config, load, telemetry=telemetry, printing=printing))

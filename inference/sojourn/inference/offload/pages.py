@@ -260,6 +260,7 @@ class PageWindow:
             policy=self._policy,
         )
         before, self.plan = self.plan, self._steady(new)
+        self._observer.streams(component=self.name, size_bytes=self.plan.streamed_bytes)
         # What is missing of the kept bytes is brought in exactly. Left to page faults it would come with read-ahead,
         # into what was given back a moment ago; that meets the cap, and costs other kept bytes.
         self._cold = room.resident_bytes < self.plan.kept_bytes

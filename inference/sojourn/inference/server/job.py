@@ -6,6 +6,7 @@ goes only leaves a wish to stop behind.
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from sojourn.inference.server.engine import Engine
 from sojourn.inference.server.run import ClipDone, Ended, Happening, Made, Moved, Run
 from sojourn.inference.telemetry import Telemetry
 from sojourn.inference.watch import Stage, Watch
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +141,7 @@ class Job:
             telemetry.progressed(at=happening.at)
             self._stage_ended(happening.ended)
             if happening.step_seconds is not None:
-                telemetry.step_duration.observe(happening.step_seconds)
+                self._step_ended(happening.step, happening.step_seconds)
                 pace.observe_step(self.work, happening.step_seconds, now=now)
         elif isinstance(happening, ClipDone):
             self._stage_ended(happening.ended)
@@ -149,6 +152,13 @@ class Job:
             stage, seconds = ended
             self.timings[stage] = self.timings.get(stage, 0.0) + seconds
             self.hands.telemetry.stage_duration.labels(stage).observe(seconds)
+            extra = {"request_id": self.request_id, "stage": stage, "seconds": round(seconds, 6)}
+            _logger.debug("stage ended", extra=extra)
+
+    def _step_ended(self, step: int, seconds: float) -> None:
+        self.hands.telemetry.step_duration.observe(seconds)
+        extra = {"request_id": self.request_id, "step": step, "seconds": round(seconds, 6)}
+        _logger.debug("step ended", extra=extra)
 
     @staticmethod
     def _dispose(happening: Happening) -> None:

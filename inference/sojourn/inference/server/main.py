@@ -32,6 +32,9 @@ from sojourn.v1 import inference_pb2_grpc as pb_grpc
 
 _logger = logging.getLogger(__name__)
 
+# As `ps` shows it.
+PROCESS_NAME = "sojourn"
+
 EXIT_OK = 0
 EXIT_MODEL_FAILED = 1
 EXIT_CONFIG = 2
@@ -223,8 +226,19 @@ async def serve(config: ServerConfig, load: Load, *, telemetry: Telemetry | None
     return code
 
 
-def run(config: ServerConfig, load: Load, *, telemetry: Telemetry | None = None) -> int:
-    """`serve` for a command line: answers the exit code, or ends the process where a step does not end in time."""
+def run(
+    config: ServerConfig, load: Load, *, telemetry: Telemetry | None = None, printing: logging.Handler | None = None
+) -> int:
+    """`serve` for a command line: answers the exit code, or ends the process where a step does not end in time.
+
+    Args:
+        config: Settings.
+        load: Loads the model.
+        telemetry: Metrics; a new set by default.
+        printing: The log handler whose level SIGUSR1 and SIGUSR2 change.
+    """
+    if printing is not None:
+        logs.obey_signals(printing, name=PROCESS_NAME)
     code, at_rest = asyncio.run(_serve(config, load, telemetry))
     if not at_rest:
         # Python would wait for the thread that is still computing.
