@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.e2e.node import Object, apply, image, kubectl, shell
+from tests.e2e.node import Object, apply, image, kubectl, running, shell
 
 # What a namespace asks of its pods that is labelled `restricted`.
 POD_SECURITY = {
@@ -59,7 +59,7 @@ class Client:
 def client(namespace: str, name: str = "client", **labels: str) -> Iterator[Client]:
     apply(pod(name, labels), namespace=namespace)
     try:
-        kubectl("-n", namespace, "wait", "pod", name, "--for=condition=Ready", "--timeout=120s")
+        running(namespace, name)
         yield Client(namespace, name)
     finally:
         kubectl("-n", namespace, "delete", "pod", name, "--wait=false")

@@ -4,7 +4,7 @@ import pytest
 
 from tests.e2e import node
 from tests.e2e.client import Client, client
-from tests.e2e.node import DEMO, ELSEWHERE, KUBECONFIG, MONITORING, SHARED, STUDIO, SYSTEM, TAG, image, kubectl, run
+from tests.e2e.node import ELSEWHERE, KUBECONFIG, MONITORING, SHARED, STUDIO, SYSTEM, TAG, image, kubectl, run
 from tests.kubernetes import ROOT
 
 # What a namespace allows. Volumes of the node's folders are for `privileged` ones.
@@ -23,13 +23,20 @@ def install(chart: str = "charts/sojourn", *more: str) -> None:
         *(word for one in sets for word in ("--set", one)), *more)  # fmt: skip
 
 
+def forget(namespace: str) -> None:
+    """Lets go of services that an interrupted run has left, whose operator may be gone."""
+    for name in kubectl("-n", namespace, "get", "dsvc", "-o", "name", check=False).split():
+        if name.startswith("diffusionservice"):
+            kubectl("-n", namespace, "patch", name, "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
+
+
 @pytest.fixture(scope="session", autouse=True)
 def installed() -> Iterator[None]:
     """The operator from its chart, and namespaces of both kinds."""
     if not KUBECONFIG:
         pytest.skip("no node that runs pods: set SOJOURN_E2E_KUBECONFIG, or run make e2e")
     for namespace, level in LEVELS.items():
-        # A run just before this one may have left it, on its way out.
+        forget(namespace)
         kubectl("delete", "namespace", namespace, "--ignore-not-found", "--timeout=120s")
         kubectl("create", "namespace", namespace)
         kubectl("label", "namespace", namespace, f"pod-security.kubernetes.io/enforce={level}")
@@ -44,7 +51,7 @@ def installed() -> Iterator[None]:
 @pytest.fixture
 def demo(installed: None) -> None:
     """examples/demo.yaml, as it is written and Ready."""
-    kubectl("-n", STUDIO, "apply", "-f", DEMO)
+    node.demo_as_written()
     node.ready()
 
 

@@ -17,7 +17,7 @@ from tests.kubernetes import ROOT, program
 KUBECONFIG = os.environ.get("SOJOURN_E2E_KUBECONFIG", "")
 TAG = os.environ.get("SOJOURN_E2E_TAG", "dev")
 # The operator's namespace; one that allows restricted pods only; another such one; one that allows hostPath volumes.
-SYSTEM, STUDIO, ELSEWHERE, SHARED, MONITORING = "sojourn-system", "studio", "elsewhere", "shared", "monitoring"
+SYSTEM, STUDIO, ELSEWHERE, SHARED, MONITORING = "sojourn", "studio", "elsewhere", "shared", "monitoring"
 DEMO = ROOT / "examples/demo.yaml"
 PORT = 50051
 
@@ -53,6 +53,12 @@ def apply(*objects: Object, namespace: str) -> None:
 
 def patch(namespace: str, kind: str, name: str, **spec: Any) -> None:
     kubectl("-n", namespace, "patch", kind, name, "--type=merge", "-p", json.dumps({"spec": spec}))
+
+
+def demo_as_written() -> None:
+    """examples/demo.yaml, without what a test has added to it."""
+    if "NotFound" in kubectl("-n", STUDIO, "replace", "-f", DEMO, check=False):
+        kubectl("-n", STUDIO, "apply", "-f", DEMO)
 
 
 def until(ready: Callable[[], Any], seconds: float, what: str, *, namespace: str = STUDIO) -> Any:
@@ -92,6 +98,14 @@ def has(namespace: str, name: str, type_: str, wanted: str) -> Object | None:
 def ready(namespace: str = STUDIO, name: str = "demo", *, seconds: float = 180) -> None:
     """Waits until a DiffusionService is Ready."""
     until(lambda: has(namespace, name, "Ready", "True"), seconds, f"{name} Ready", namespace=namespace)
+
+
+def running(namespace: str, name: str) -> None:
+    """Waits until a pod is Ready."""
+    said = kubectl("-n", namespace, "wait", "pod", name, "--for=condition=Ready", "--timeout=90s", check=False)
+    if "condition met" not in said:
+        words = [kubectl("-n", namespace, *what, name, check=False) for what in (("describe", "pod"), ("logs",))]
+        raise AssertionError("\n".join([said, *words]))
 
 
 def pods(namespace: str = STUDIO, name: str = "demo") -> list[Object]:

@@ -5,7 +5,21 @@ import json
 import pytest
 
 from tests.e2e.client import Client
-from tests.e2e.node import DEMO, PORT, STUDIO, condition, get, has, kubectl, patch, pods, ready, shell, until
+from tests.e2e.node import (
+    DEMO,
+    PORT,
+    STUDIO,
+    condition,
+    demo_as_written,
+    get,
+    has,
+    kubectl,
+    patch,
+    pods,
+    ready,
+    shell,
+    until,
+)
 from tests.e2e.watching import Watch
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("demo")]
@@ -92,7 +106,7 @@ def test_an_oom_kill_is_told_with_its_code() -> None:
         assert "exit code 137" in found["message"]
         assert get(STUDIO, "deploy", "dsvc-demo")["status"]["availableReplicas"] == 1, "the old pod serves on"
     finally:
-        kubectl("-n", STUDIO, "apply", "-f", DEMO)
+        demo_as_written()
 
 
 def test_deleting_leaves_nothing() -> None:

@@ -22,6 +22,7 @@ from tests.e2e.node import (
     patch,
     pods,
     ready,
+    running,
     shell,
     until,
 )
@@ -53,7 +54,7 @@ def keeper() -> Object:
 def folders(installed: None) -> Iterator[None]:
     """A checkpoint that belongs to root, and two folders of the pods' user for what they share."""
     apply(keeper(), namespace=SHARED)
-    kubectl("-n", SHARED, "wait", "pod", "keeper", "--for=condition=Ready", "--timeout=120s")
+    running(SHARED, "keeper")
     make = (
         f"rm -rf {FOLDER} && mkdir -p {FOLDER}/models {FOLDER}/plans && cp -R /models/h3-digits {FOLDER}/foreign && "
         f"chown -R root:root {FOLDER}/foreign && chmod -R a+rX {FOLDER}/foreign && "

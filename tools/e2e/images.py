@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.kubernetes import ROOT, program
+from tools import prometheus
 from tools.e2e.programs import Missing, have, run, step, succeeds
 
 NAMES = ("sojourn-inference", "sojourn-residencyd", "sojourn-operator", "sojourn-e2e-prometheus")
@@ -82,14 +83,10 @@ def build(found: Builder, *, tag: str, folder: Path) -> None:
     with step("images to build from"):
         base, helm = _base(found, folder), _helm(found, folder)
     arguments = [*_arguments("BASE", base), *_arguments("HELM_IMAGE", helm), *_pip(found)]
+    settings = (f"IMAGE_TAG={tag}", f"BUILDER={shlex.join(found.build)}", f"IMAGE_ARGS={shlex.join(arguments)}")
     with step("images"):
-        run(
-            [
-                *("make", "-C", ROOT, "-j2", "images", "image-e2e-prometheus", f"IMAGE_TAG={tag}"),
-                f"BUILDER={shlex.join(found.build)}",
-                f"IMAGE_ARGS={shlex.join(arguments)}",
-            ]
-        )
+        run(["make", "-C", ROOT, "-j2", "images", *settings])
+        _prometheus(found, folder, base, f"localhost/sojourn-e2e-prometheus:{tag}")
 
 
 def archives(found: Builder, *, tag: str, folder: Path) -> list[Path]:
@@ -134,6 +131,19 @@ def _helm(found: Builder, folder: Path) -> str:
     context.mkdir(parents=True, exist_ok=True)
     shutil.copy(binary, context / "helm")
     return _image(found, context, LOCAL_HELM, "FROM scratch\nCOPY helm /usr/bin/helm\n")
+
+
+def _prometheus(found: Builder, folder: Path, base: str, name: str) -> None:
+    """Debian's Prometheus, so that the shipped dashboards and rules are asked of the real one."""
+    if prometheus.program("prometheus") is None:
+        prometheus.unpack()
+    binary = prometheus.program("prometheus")
+    assert binary is not None
+    context = folder / "prometheus"
+    context.mkdir(parents=True, exist_ok=True)
+    shutil.copy(binary, context / "prometheus")
+    text = f'FROM {base}\nCOPY prometheus /usr/bin/prometheus\nUSER 10001:10001\nENTRYPOINT ["prometheus"]\n'
+    _image(found, context, name, text)
 
 
 def _image(found: Builder, context: Path, name: str, containerfile: str) -> str:
