@@ -106,7 +106,7 @@ def on_a_device(folder_path, mode, tiny, *, cache="off", observer=None, componen
     cpu = torch.device("cpu")
     plans = PlanCaches(PlanCacheSettings(mode=cache), cpu)
     components = {
-        name: build_component(part, dtype=torch.bfloat16, device=cpu, leave_out=plans.leave_out(name, part.class_name))
+        name: build_component(part, dtype=torch.bfloat16, device=cpu, leave_out=plans.leave_out(part))
         for name, part in folder.components.items()
     }
     plans.open(components)
