@@ -35,30 +35,30 @@ TEXT_CONFIG: dict[str, Any] = {
     "num_heads": 2,
 }
 
-# Sixteen pixels a latent: two by the patch, the rest by three halvings. Four frames a latent after the first.
+# Sixteen pixels a latent: four by the patch, the rest by two halvings. Four frames a latent after the first.
 VAE_CONFIG: dict[str, Any] = {
-    "base_dim": 8,
-    "decoder_base_dim": 12,
+    "base_dim": 16,
+    "decoder_base_dim": 24,
     "z_dim": LATENT_CHANNELS,
-    "dim_mult": [1, 2, 4, 4],
+    "dim_mult": [1, 2, 2],
     "num_res_blocks": 1,
-    "temperal_downsample": [False, True, True],
-    "in_channels": 12,
-    "out_channels": 12,
-    "patch_size": 2,
+    "temperal_downsample": [True, True],
+    "in_channels": 48,
+    "out_channels": 48,
+    "patch_size": 4,
     "scale_factor_spatial": 16,
     "latents_mean": [0.0] * LATENT_CHANNELS,
     "latents_std": [1.0] * LATENT_CHANNELS,
 }
 
 DIT_CONFIG: dict[str, Any] = {
-    "num_attention_heads": 5,
+    "num_attention_heads": 4,
     "attention_head_dim": 32,
     "in_channels": LATENT_CHANNELS,
     "out_channels": LATENT_CHANNELS,
     "text_dim": TEXT_DIM,
     "freq_dim": 64,
-    "ffn_dim": 512,
+    "ffn_dim": 448,
     "num_layers": 6,
     "rope_dim": (12, 10, 10),
 }
