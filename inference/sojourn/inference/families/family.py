@@ -1,7 +1,9 @@
 """The record that describes a family of models to the engine."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -22,12 +24,26 @@ class Schedule:
     """The noise schedule of one request, on objects of its own.
 
     Attributes:
-        schedulers: By component name; they take the place of the model's for this request.
-        evaluations: How often the transformer will run.
+        own: Components with a state, such as schedulers, by name; they take the place of the model's for this request.
+        evaluations: Steps of the denoising loop, over all its chunks and levels.
     """
 
-    schedulers: Mapping[str, Any]
+    own: Mapping[str, Any]
     evaluations: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """Where the steps of the denoising loop can be seen from.
+
+    Attributes:
+        scheduler: Component whose `step` ends each of them, for loops inside a block; None for a loop over blocks, where
+            the guard is the last one.
+        frames: Frames that a step works on, of a clip of so many.
+    """
+
+    scheduler: str | None = None
+    frames: Callable[[int], int] = lambda frames: frames
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +54,11 @@ class Family:
         name: Name of the family, such as "minimax-h3".
         pipeline_class: Class of the pipeline as the model's index names it.
         blocks_class: Its blocks in diffusers.
+        workflows: The workflows that it has, by the names that its blocks know them by.
         stages: The stage that each top-level block belongs to.
+        replaced: Blocks of ours in place of stock ones, by the name of the leaf.
+        companions: Components that a folder may leave out, and how they are made then.
+        loop: Where the steps of the denoising loop can be seen from.
         media: What each workflow has to show to the text encoder, at the least.
         frames_per_second: Rate of what it makes.
         limits: What a request may ask of this model.
@@ -53,11 +73,14 @@ class Family:
         schedule: The schedule of a request.
         inputs: A request as the keyword arguments of the blocks, all but generator and schedule.
         clip: The clip from the values that the blocks left.
+        adapt: Changes the loaded components once, before the first request.
+        memory: What is kept for the length of one request.
     """
 
     name: str
     pipeline_class: str
     blocks_class: str
+    workflows: Mapping[Workflow, str]
     stages: Mapping[str, Stage]
     media: Mapping[Workflow, frozenset[Medium]]
     frames_per_second: float
@@ -71,3 +94,8 @@ class Family:
     schedule: Callable[[Any, GenerationRequest], Schedule]
     inputs: Callable[[GenerationRequest], Mapping[str, Any]]
     clip: Callable[[Mapping[str, Any]], Clip]
+    loop: Loop = Loop()
+    replaced: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    companions: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    adapt: Callable[[Any], None] = lambda stock: None
+    memory: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext

@@ -188,7 +188,7 @@ def _schedule(stock: Any, request: GenerationRequest) -> Schedule:
     audio_scheduler.set_shift(request.audio_flow_shift)
     scheduler.set_timesteps(request.steps)  # equal grid points after the shift are collapsed: count, do not compute
     return Schedule(
-        schedulers={"scheduler": scheduler, "audio_scheduler": audio_scheduler},
+        own={"scheduler": scheduler, "audio_scheduler": audio_scheduler},
         evaluations=len(scheduler.timesteps),
     )
 
@@ -223,6 +223,7 @@ MINIMAX_H3 = Family(
     name="minimax-h3",
     pipeline_class="MiniMaxH3ModularPipeline",
     blocks_class="MiniMaxH3Blocks",
+    workflows={workflow: workflow.value for workflow in Workflow},
     stages={
         "before_encode": Stage.PREPARE,
         "text_encoder": Stage.TEXT_ENCODE,

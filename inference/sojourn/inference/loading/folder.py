@@ -26,6 +26,7 @@ class ComponentKind(StrEnum):
 
     MODEL = "model"
     SCHEDULER = "scheduler"
+    GUIDER = "guider"
     TOKENIZER = "tokenizer"
     PROCESSOR = "processor"
 
@@ -33,11 +34,16 @@ class ComponentKind(StrEnum):
 # Which suffix of a class name makes which kind; everything else holds weights.
 _KIND_BY_SUFFIX = {
     "Scheduler": ComponentKind.SCHEDULER,
+    "Guidance": ComponentKind.GUIDER,
     "Tokenizer": ComponentKind.TOKENIZER,
     "TokenizerFast": ComponentKind.TOKENIZER,
     "Processor": ComponentKind.PROCESSOR,
 }
-_CONFIG_NAMES = {ComponentKind.MODEL: "config.json", ComponentKind.SCHEDULER: "scheduler_config.json"}
+_CONFIG_NAMES = {
+    ComponentKind.MODEL: "config.json",
+    ComponentKind.SCHEDULER: "scheduler_config.json",
+    ComponentKind.GUIDER: "guider_config.json",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

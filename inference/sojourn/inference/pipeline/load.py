@@ -137,7 +137,7 @@ def _quieten_libraries() -> None:
 
 def _check_serves_something(folder: ModelFolder, family: Family) -> None:
     """Refuses a folder in which every workflow lacks a component."""
-    needs = (components_of(workflow_leaves(family, workflow)) for workflow in family.media)
+    needs = (components_of(workflow_leaves(family, workflow)) for workflow in family.workflows)
     lacking = min((sorted(need - folder.components.keys()) for need in needs), key=len)
     if lacking:
         raise ModelError(
@@ -151,6 +151,9 @@ def _stock_pipeline(folder: ModelFolder, family: Family, components: Mapping[str
     """Makes the stock pipeline object with our components in it. Of the index it is given the values alone."""
     pipeline_class = getattr(diffusers, folder.pipeline_class)
     stock = pipeline_class(blocks=getattr(diffusers, family.blocks_class)(), modular_config_dict=dict(folder.values))
+    stock.register_to_config(**{name: value for name, value in folder.values.items() if not name.startswith("_")})
+    for name, make in family.companions.items():
+        setattr(stock, name, make())
     for name, component in components.items():
         setattr(stock, name, component.value)
     return stock
