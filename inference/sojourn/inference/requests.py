@@ -43,8 +43,8 @@ class Limits:
     """What a request may ask for; units as in the message `sojourn.v1.Limits`.
 
     Attributes:
-        trained_sizes: (width, height) that alone are served unless a request says otherwise; empty where any size within
-            the limits is as good.
+        trained_sizes: (width, height) that alone are served unless a request says otherwise; empty where any size
+            within the limits is as good.
         max_flow_shift: 0 of a model that sets its shifts by itself.
     """
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from sojourn.inference.errors import FieldViolation
+from sojourn.inference.offload.activations import Workload
 from sojourn.inference.requests import Clip, Defaults, GenerationRequest, Limits, Workflow
 from sojourn.inference.watch import Stage
 
@@ -37,13 +38,26 @@ class Loop:
     """Where the steps of the denoising loop can be seen from.
 
     Attributes:
-        scheduler: Component whose `step` ends each of them, for loops inside a block; None for a loop over blocks, where
-            the guard is the last one.
+        scheduler: Component whose `step` ends each of them, for loops inside a block; None for a loop over blocks,
+            where the guard is the last one.
         frames: Frames that a step works on, of a clip of so many.
     """
 
     scheduler: str | None = None
     frames: Callable[[int], int] = lambda frames: frames
+
+
+@dataclass(frozen=True, kw_only=True)
+class UsualRequest:
+    """What memory is planned for.
+
+    Attributes:
+        workload: The largest request, by the values of the model's index.
+        passes: Passes through the transformer of a request with the defaults, those for guidance included.
+    """
+
+    workload: Callable[[Mapping[str, Any]], Workload]
+    passes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +81,10 @@ class Family:
             ValueError where the ratio is out of bounds.
         count_tokens: Tokens of a prompt.
         media_of: What a request holds for the text encoder to see.
+        usual: What memory is planned for.
         violations: What is wrong with the prompt and media of a request, beyond the limits.
-        decode_reference: One reference of a request from its kind ("image", "video", "audio") and encoded bytes;
-            ValueError where the bytes are not such a medium.
+        reference: One reference of a request, as the family's own type, from its kind ("image", "video", "audio") and
+            the decoded medium (a PIL image, `server.media.Video` or `Audio`); ValueError where it takes none.
         schedule: The schedule of a request.
         inputs: A request as the keyword arguments of the blocks, all but generator and schedule.
         clip: The clip from the values that the blocks left.
@@ -89,8 +104,9 @@ class Family:
     canvas: Callable[[Any, float, float], tuple[int, int]]
     count_tokens: Callable[[Any, str], int]
     media_of: Callable[[GenerationRequest], frozenset[Medium]]
+    usual: UsualRequest
     violations: Callable[[GenerationRequest], Sequence[FieldViolation]]
-    decode_reference: Callable[[str, bytes], object]
+    reference: Callable[[str, Any], object]
     schedule: Callable[[Any, GenerationRequest], Schedule]
     inputs: Callable[[GenerationRequest], Mapping[str, Any]]
     clip: Callable[[Mapping[str, Any]], Clip]

@@ -15,9 +15,10 @@ import torch
 from diffusers import ClassifierFreeGuidance, ClassifierFreeZeroStarGuidance
 from diffusers.modular_pipelines.helios.encoders import prompt_clean
 from sojourn.inference.errors import FieldViolation
-from sojourn.inference.families.family import Family, Loop, Medium, Schedule
+from sojourn.inference.families.family import Family, Loop, Medium, Schedule, UsualRequest
 from sojourn.inference.families.helios_blocks import DecodeExactly, keep_text, keeping_text
 from sojourn.inference.families.helios_settings import BASE, DISTILLED, MID, TRAINED_SIZES, HeliosSettings
+from sojourn.inference.offload.activations import Workload
 from sojourn.inference.requests import Clip, Defaults, GenerationRequest, Limits, Workflow
 from sojourn.inference.watch import Stage
 
@@ -35,6 +36,8 @@ _MAX_COUNT = 16
 _MAX_PROMPT_TOKENS = 512
 _MAX_CHARACTERS_PER_TOKEN = 8
 _MAX_MEDIA_BYTES = 64 * 2**20
+# A patch is 16 pixels wide, where MiniMax-H3's is 32, and the rows of the history add up to a quarter more.
+_DENSITY = 5
 # A ratio further from every trained one would be something else than what was asked for.
 _MIN_ASPECT_RATIO, _MAX_ASPECT_RATIO = 1 / 2, 2.0
 
@@ -116,14 +119,27 @@ def _violations(request: GenerationRequest) -> list[FieldViolation]:
     return [FieldViolation("keyframes", "Helios goes forward from a first keyframe; leave the last one out")]
 
 
-def _decode_reference(kind: str, content: bytes) -> object:
+def _reference(kind: str, medium: object) -> object:
     raise ValueError(f"Helios takes no {kind} references; leave them out")
+
+
+def _workload(values: Mapping[str, Any]) -> Workload:
+    """A chunk of the largest trained size."""
+    sizes = values.get("trained_sizes") or TRAINED_SIZES
+    return Workload(pixels=max(width * height for width, height in sizes), frames=CHUNK_FRAMES, density=_DENSITY)
+
+
+def _passes(settings: HeliosSettings) -> int:
+    chunk = settings.steps * settings.levels
+    steps = chunk * (chunks_of(_DEFAULT_FRAMES) + settings.amplifies_first_chunk)
+    return steps * (2 if settings.guidance_scale > 1 else 1)
 
 
 def _schedule(settings: HeliosSettings, stock: Any, request: GenerationRequest) -> Schedule:
     """A scheduler and a guider of the request's own.
 
-    Both keep a state from step to step, and a pyramid that stops half way would leave the guider without its zero steps.
+    Both keep a state from step to step, and a pyramid that stops half way would leave the guider without its zero
+    steps.
     """
     scheduler = type(stock.scheduler).from_config(stock.scheduler.config)
     guider = type(stock.guider).from_config(stock.guider.config)
@@ -213,7 +229,8 @@ def _family(settings: HeliosSettings) -> Family:
         count_tokens=_count_tokens,
         media_of=_media_of,
         violations=_violations,
-        decode_reference=_decode_reference,
+        usual=UsualRequest(workload=_workload, passes=_passes(settings)),
+        reference=_reference,
         schedule=schedule,
         inputs=inputs,
         clip=_clip,

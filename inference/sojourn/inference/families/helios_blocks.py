@@ -7,17 +7,19 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from diffusers.models.transformers.transformer_helios import HeliosAttention, HeliosAttnProcessor
 from diffusers.modular_pipelines.helios import denoise
 from diffusers.modular_pipelines.helios.decoders import HeliosDecodeStep
 from diffusers.modular_pipelines.modular_pipeline import PipelineState
 from diffusers.modular_pipelines.modular_pipeline_utils import InputParam
-from diffusers.models.transformers.transformer_helios import HeliosAttention, HeliosAttnProcessor
 from sojourn.inference.watch import WATCH_INPUT, Watch
 
 _stock_noise = denoise.sample_block_noise
 
 
-def block_noise(batch: int, channels: int, frames: int, height: int, width: int, gamma: float, *rest: Any, **options: Any) -> torch.Tensor:
+def block_noise(
+    batch: int, channels: int, frames: int, height: int, width: int, gamma: float, *rest: Any, **options: Any
+) -> torch.Tensor:
     """The stock noise of a pyramid's levels; with a factor from float64 where the stock one does not exist.
 
     The covariance of a patch of four has the eigenvalues 1 + gamma and 1 - 3 gamma. At the released gamma of 1/3 the

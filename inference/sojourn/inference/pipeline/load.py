@@ -24,7 +24,7 @@ from sojourn.inference.offload.install import install, log_component
 from sojourn.inference.offload.observer import Observer as OffloadObserver
 from sojourn.inference.offload.observer import silent
 from sojourn.inference.offload.options import OffloadOptions
-from sojourn.inference.offload.planning import plan_model, this_machine, with_plan_caches
+from sojourn.inference.offload.planning import plan_model, this_machine, with_plan_caches, with_usual_request
 from sojourn.inference.offload.room import RoomReader
 from sojourn.inference.pipeline.pipeline import Pipeline
 from sojourn.inference.pipeline.workflow import components_of, served_stages, workflow_leaves
@@ -83,7 +83,8 @@ def load_pipeline(
     dtype: torch.dtype = getattr(torch, precision.value)
     plans = PlanCaches(plan_settings or PlanCacheSettings(), where, plan_observer or Counters())
     left_out = {name: plans.leave_out(name, part.class_name) for name, part in folder.components.items()}
-    options = with_plan_caches(offload or OffloadOptions(), folder, plans.settings)
+    options = with_usual_request(offload or OffloadOptions(), folder, family.usual)
+    options = with_plan_caches(options, folder, plans.settings)
     stages = served_stages(family, folder.components)
     machine = this_machine(where, options, reader=RoomReader(os.getpid()))
     plan = plan_model(folder, stages, machine, options, dtype=dtype)

@@ -172,18 +172,18 @@ class Pipeline:
         except ValueError as error:
             raise InvalidRequest(FieldViolation("aspect_ratio", str(error))) from error
 
-    def decode_reference(self, kind: str, content: bytes) -> object:
-        """Decodes one reference of a request.
+    def reference(self, kind: str, medium: object) -> object:
+        """Returns a decoded medium as the reference that the model's blocks take.
 
         Args:
             kind: "image", "video" or "audio".
-            content: The encoded medium.
+            medium: A PIL image, or a `Video` or `Audio` of `sojourn.inference.server.media`.
 
         Raises:
-            InvalidRequest: The bytes are not such a medium.
+            InvalidRequest: The model takes none.
         """
         try:
-            return self.family.decode_reference(kind, content)
+            return self.family.reference(kind, medium)
         except ValueError as error:
             raise InvalidRequest(FieldViolation("references", str(error))) from error
 

@@ -58,9 +58,7 @@ def served_stages(family: Family, present: Collection[str]) -> list[tuple[Stage,
     return stages
 
 
-def guarded(
-    leaves: Mapping[str, ModularPipelineBlocks], family: Family, *, until: Stage
-) -> SequentialPipelineBlocks:
+def guarded(leaves: Mapping[str, ModularPipelineBlocks], family: Family, *, until: Stage) -> SequentialPipelineBlocks:
     """Returns the leaves up to and with stage `until`, guarded.
 
     Args:
