@@ -2,6 +2,8 @@
 
 import dataclasses
 import inspect
+import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ from sojourn.inference.adaln.settings import Mode, PlanCacheSettings
 from sojourn.inference.errors import DeadlineExceeded, InvalidRequest, NonFiniteOutput, RequestCancelled, Unsupported
 from sojourn.inference.families import helios, helios_blocks
 from sojourn.inference.families.helios_settings import BASE, DISTILLED, MID
+from sojourn.inference.loading.folder import INDEX_NAME
 from sojourn.inference.pipeline import DeviceChoice, Pipeline, Precision, load_pipeline
 from sojourn.inference.requests import Clip, GenerationRequest, OutputFormat, Workflow
 from sojourn.inference.tiny import tiny_random
@@ -317,6 +320,28 @@ def test_fallback_draws_as_the_stock_function_where_both_exist() -> None:
     factor = torch.linalg.cholesky(torch.eye(4) * (1 + gamma + 1e-8) - gamma)
     ours = helios_blocks._noise_of(factor, shape, device="cpu", generator=torch.Generator().manual_seed(1))
     assert torch.allclose(ours, stock, atol=1e-6)
+
+
+def test_folders_that_are_not_modular_are_told_by_class_and_value(models: dict[str, Model], tmp_path: Path) -> None:
+    """The releases come with the index of a classic pipeline, and mid and distilled with one class."""
+    for name, classic in (
+        ("helios-base", {"_class_name": "HeliosPipeline"}),
+        ("helios-mid", {"_class_name": "HeliosPyramidPipeline"}),
+        ("helios-distilled", {"_class_name": "HeliosPyramidPipeline", "is_distilled": True}),
+    ):
+        folder = tmp_path / name
+        shutil.copytree(models[name].folder, folder)
+        index = json.loads((folder / INDEX_NAME).read_text())
+        (folder / INDEX_NAME).unlink()
+        parts = {
+            part: entry[:2] for part, entry in index.items() if isinstance(entry, list) and part != "trained_sizes"
+        }
+        classic |= {"trained_sizes": index["trained_sizes"], "transformer_2": [None, None], **parts}
+        (folder / "model_index.json").write_text(json.dumps(classic))
+        pipeline = load_pipeline(folder, device=DeviceChoice.CPU)
+        assert pipeline.family.name == name
+        again = pipeline.run_clip(models[name].request(), 0, Watch(clock=time.monotonic))
+        assert torch.equal(again.latents, models[name].run().latents)
 
 
 def test_last_keyframes_references_and_other_workflows_are_refused(models: dict[str, Model]) -> None:

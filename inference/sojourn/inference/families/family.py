@@ -66,7 +66,7 @@ class Family:
 
     Attributes:
         name: Name of the family, such as "minimax-h3".
-        pipeline_class: Class of the pipeline as the model's index names it.
+        pipeline_class: Class of the modular pipeline, as a modular index names it.
         blocks_class: Its blocks in diffusers.
         workflows: The workflows that it has, by the names that its blocks know them by.
         stages: The stage that each top-level block belongs to.
@@ -90,6 +90,8 @@ class Family:
         clip: The clip from the values that the blocks left.
         adapt: Changes the loaded components once, before the first request.
         memory: What is kept for the length of one request.
+        is_classic: Whether a folder with an index that is not modular is of this family, by the class of the pipeline
+            and the other values that the index has.
     """
 
     name: str
@@ -115,3 +117,8 @@ class Family:
     companions: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     adapt: Callable[[Any], None] = lambda stock: None
     memory: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    is_classic: Callable[[str, Mapping[str, Any]], bool] = lambda pipeline_class, values: False
+
+    def owns(self, pipeline_class: str, values: Mapping[str, Any]) -> bool:
+        """Whether a folder is of this family, by what its index says."""
+        return pipeline_class == self.pipeline_class or self.is_classic(pipeline_class, values)

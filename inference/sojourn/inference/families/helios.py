@@ -197,6 +197,12 @@ def _guider(settings: HeliosSettings) -> Any:
     )
 
 
+def _is_classic(settings: HeliosSettings, pipeline_class: str, values: Mapping[str, Any]) -> bool:
+    """Mid and distilled have one class; the index tells them apart, as it does for diffusers."""
+    distilled = bool(values.get("is_distilled", False))
+    return pipeline_class == settings.classic_class and distilled == settings.amplifies_first_chunk
+
+
 def _adapt(stock: Any) -> None:
     if stock.transformer is not None:
         keep_text(stock.transformer)
@@ -236,6 +242,7 @@ def _family(settings: HeliosSettings) -> Family:
         clip=_clip,
         adapt=_adapt,
         memory=keeping_text,
+        is_classic=functools.partial(_is_classic, settings),
     )
 
 

@@ -17,6 +17,7 @@ class HeliosSettings:
     Attributes:
         name: Of the family that it makes.
         pipeline_class: As a modular index names it.
+        classic_class: As an index that is not modular names it.
         blocks_class: Its blocks in diffusers.
         steps: Of each level of each chunk, unless the request says.
         levels: Resolutions that a chunk is denoised at, each twice the edge of the one before; 1 for no pyramid.
@@ -27,6 +28,7 @@ class HeliosSettings:
 
     name: str
     pipeline_class: str
+    classic_class: str
     blocks_class: str
     steps: int
     levels: int
@@ -38,6 +40,7 @@ class HeliosSettings:
 BASE = HeliosSettings(
     name="helios-base",
     pipeline_class="HeliosModularPipeline",
+    classic_class="HeliosPipeline",
     blocks_class="HeliosAutoBlocks",
     steps=50,
     levels=1,
@@ -49,6 +52,7 @@ BASE = HeliosSettings(
 MID = HeliosSettings(
     name="helios-mid",
     pipeline_class="HeliosPyramidModularPipeline",
+    classic_class="HeliosPyramidPipeline",
     blocks_class="HeliosPyramidAutoBlocks",
     steps=20,
     levels=3,
@@ -60,6 +64,7 @@ MID = HeliosSettings(
 DISTILLED = HeliosSettings(
     name="helios-distilled",
     pipeline_class="HeliosPyramidDistilledModularPipeline",
+    classic_class="HeliosPyramidPipeline",
     blocks_class="HeliosPyramidDistilledAutoBlocks",
     steps=2,
     levels=3,

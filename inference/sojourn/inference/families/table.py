@@ -17,7 +17,7 @@ def family_of(folder: ModelFolder) -> Family:
         ModelError: No family has that class.
     """
     for family in FAMILIES:
-        if family.pipeline_class == folder.pipeline_class:
+        if family.owns(folder.pipeline_class, folder.values):
             return family
     served = ", ".join(family.pipeline_class for family in FAMILIES)
     raise ModelError(

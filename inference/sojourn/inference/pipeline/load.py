@@ -150,7 +150,7 @@ def _check_serves_something(folder: ModelFolder, family: Family) -> None:
 
 def _stock_pipeline(folder: ModelFolder, family: Family, components: Mapping[str, Component]) -> Any:
     """Makes the stock pipeline object with our components in it. Of the index it is given the values alone."""
-    pipeline_class = getattr(diffusers, folder.pipeline_class)
+    pipeline_class = getattr(diffusers, family.pipeline_class)
     stock = pipeline_class(blocks=getattr(diffusers, family.blocks_class)(), modular_config_dict=dict(folder.values))
     stock.register_to_config(**{name: value for name, value in folder.values.items() if not name.startswith("_")})
     for name, make in family.companions.items():
