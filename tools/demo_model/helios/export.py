@@ -12,6 +12,7 @@ import torch
 from diffusers import AutoencoderKLWan, HeliosTransformer3DModel, ModularPipeline
 from transformers import PreTrainedTokenizerFast, UMT5EncoderModel
 
+from tools.demo_model import data
 from tools.demo_model.helios import components
 
 INDEX_NAME = "modular_model_index.json"
@@ -41,6 +42,7 @@ def index() -> dict[str, Any]:
         "_blocks_class_name": "HeliosAutoBlocks",
         "_class_name": "HeliosModularPipeline",
         "_diffusers_version": diffusers.__version__,
+        "trained_sizes": [[data.CANVAS_PX, data.CANVAS_PX]],
     }
     for name, (library, class_name) in LIBRARY_CLASSES.items():
         entries[name] = [
