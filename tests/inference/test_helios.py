@@ -108,6 +108,16 @@ class Recorder:
         return [event for event in self.events if isinstance(event, StepDone)]
 
 
+def test_parameters_are_those_of_stock_loading_each_library_by_its_own_rule(models: dict[str, Model]) -> None:
+    """Of T5, transformers keeps the feed-forward's output in float32 beside float16, and not beside bfloat16."""
+    model = models["helios-base"]
+    for name in ("text_encoder", "transformer", "vae"):
+        expected = getattr(model.stock, name).state_dict()
+        found = model.pipeline.components[name].value.state_dict()
+        assert {key: tensor.dtype for key, tensor in found.items()} == {k: t.dtype for k, t in expected.items()}
+        assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
+
+
 @pytest.mark.parametrize("frames", [33, 34, 99, 132])
 def test_frames_are_exactly_as_many_and_those_of_the_stock_pipeline(model: Model, frames: int) -> None:
     request = model.request(frames=frames, steps=1)

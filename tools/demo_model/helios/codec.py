@@ -1,4 +1,4 @@
-"""Training the video VAE, chunk beginning by chunk beginning, through the stock encode and decode.
+"""Training the video VAE on the beginnings of chunks.
 
 The VAE is causal and each chunk is coded on its own, so the first frames of a chunk are coded alike whatever follows:
 13 frames, which are 4 latent frames, teach what 33 would.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from diffusers import AutoencoderKLWan
+from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
 from torch import Tensor
 
 from tools.demo_model import data
@@ -81,8 +82,24 @@ def _loss(vae: AutoencoderKLWan, pixels: Tensor, generator: torch.Generator) -> 
     latents = mean + (0.5 * logvar).exp() * torch.randn(mean.shape, generator=generator)
     kl = 0.5 * (mean.square() + logvar.exp() - 1.0 - logvar).mean()
     with torch.autocast("cpu", torch.bfloat16):
-        output = vae.decode(latents).sample
+        output = decode_unclamped(vae, latents)
     return reconstruction_loss(output, pixels) + KL_WEIGHT * kl
+
+
+def decode_unclamped(vae: AutoencoderKLWan, latents: Tensor) -> Tensor:
+    """The stock decode but for its last step, which clamps to [-1, 1].
+
+    Most of a clip is black, and a codec that has gone below black everywhere gets no gradient through the clamp.
+    """
+    vae.clear_cache()
+    x = vae.post_quant_conv(latents)
+    frames = []
+    for index, frame in enumerate(x.split(1, dim=2)):
+        vae._conv_idx = [0]
+        first = {"first_chunk": True} if index == 0 else {}
+        frames.append(vae.decoder(frame, feat_cache=vae._feat_map, feat_idx=vae._conv_idx, **first))
+    vae.clear_cache()
+    return unpatchify(torch.cat(frames, dim=2), patch_size=vae.config.patch_size)
 
 
 @torch.no_grad()
