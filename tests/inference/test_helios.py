@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import json
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -166,6 +167,28 @@ def test_one_seed_is_one_clip_whatever_ran_between(model: Model) -> None:
             model.run(watch=Recorder(at).watch)
     assert torch.equal(model.run().latents, before)
     assert not torch.equal(model.run(seeds=(8,)).latents, before)
+
+
+def test_requests_side_by_side_do_not_mix(model: Model) -> None:
+    """Step by step in turns: schedulers, guiders and what is kept of the text are each request's own."""
+    changes: list[dict[str, Any]] = [{"prompt": "one"}, {"prompt": "two", "seeds": (3,), "steps": 3}]
+    alone = [model.run(**change).latents for change in changes]
+    turns, found = threading.Barrier(2), [torch.empty(0)] * 2
+
+    def take_turns(event: Event) -> None:
+        if isinstance(event, StepDone) and event.step <= len_steps(model):  # as many steps as both have
+            turns.wait(timeout=60)
+
+    def run(index: int) -> None:
+        watch = Watch(clock=time.monotonic, listener=take_turns)
+        found[index] = model.run(**changes[index], watch=watch).latents
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [torch.equal(ours, expected) for ours, expected in zip(found, alone, strict=True)] == [True, True]
 
 
 def len_steps(model: Model) -> int:

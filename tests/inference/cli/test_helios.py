@@ -48,3 +48,12 @@ def test_generate_writes_the_frames_asked_for_and_no_audio(
     status, _, err = sojourn(*common, "--width", 64, "--height", 128)
     assert (status, "untrained_size" in err) == (2, True)
     assert sojourn(*common, "--width", 64, "--height", 128, "--untrained-size")[0] == 0
+
+
+def test_schedules_for_a_plan_cache_are_refused_with_the_reason(
+    sojourn: Callable[..., Run], folder: Path, tmp_path: Path
+) -> None:
+    status, _, err = sojourn("adaln", "build", "--model", folder, "--steps", 5, "-o", tmp_path)
+    assert status != 0
+    assert "HeliosTransformer3DModel has no modulation projection per block" in " ".join(err.split())
+    assert "Traceback" not in err
