@@ -27,7 +27,7 @@ from sojourn.inference.tiny import tiny_random
 from sojourn.inference.watch import Event, Stage, StageBegan, StepDone, Watch
 
 RELEASES = (BASE, MID, DISTILLED)
-LATENTS = (OutputFormat.LATENTS,)
+LATENTS, DECODED = (OutputFormat.LATENTS,), (OutputFormat.PNG_FRAMES,)
 Digest = Callable[[Clip], dict[str, str]]
 
 
@@ -47,7 +47,7 @@ class Model:
     def request(self, **changes: Any) -> GenerationRequest:
         fields: dict[str, Any] = {
             "prompt": "a moving seven", "workflow": Workflow.T2VA, "width": 64, "height": 64, "frames": 34,
-            "steps": 2, "flow_shift": 0.0, "audio_flow_shift": 0.0, "seeds": (7,),
+            "steps": 2, "flow_shift": 0.0, "audio_flow_shift": 0.0, "seeds": (7,), "outputs": LATENTS,
         }  # fmt: skip
         return GenerationRequest(**(fields | changes))
 
@@ -123,7 +123,7 @@ def test_parameters_are_those_of_stock_loading_each_library_by_its_own_rule(mode
 def test_frames_are_exactly_as_many_and_those_of_the_stock_pipeline(model: Model, frames: int) -> None:
     request = model.request(frames=frames, steps=1)
     latents, stock_frames = model.run_stock(request)
-    clip = model.run(frames=frames, steps=1)
+    clip = model.run(frames=frames, steps=1, outputs=DECODED)
     assert clip.frames is not None
     assert len(clip.frames) == frames
     both = min(frames, len(stock_frames))
@@ -138,12 +138,12 @@ def test_frames_are_exactly_as_many_and_those_of_the_stock_pipeline(model: Model
 )
 def test_latents_are_those_of_the_stock_pipeline(model: Model, changes: dict[str, Any]) -> None:
     expected, _ = model.run_stock(model.request(**changes))
-    assert torch.equal(model.run(**changes, outputs=LATENTS).latents, expected)
+    assert torch.equal(model.run(**changes).latents, expected)
 
 
 def test_first_frame_conditions_as_in_the_stock_pipeline(model: Model) -> None:
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8))
-    changes = {"workflow": Workflow.FL2VA, "first_image": picture}
+    changes = {"workflow": Workflow.FL2VA, "first_image": picture, "steps": 1, "outputs": DECODED}
     latents, frames = model.run_stock(model.request(**changes))
     clip = model.run(**changes)
     assert clip.frames is not None
@@ -154,7 +154,7 @@ def test_first_frame_conditions_as_in_the_stock_pipeline(model: Model) -> None:
 def test_float32(models: dict[str, Model]) -> None:
     model = load(models["helios-mid"].folder, precision=Precision.FLOAT32)
     expected, _ = model.run_stock(model.request())
-    assert torch.equal(model.run(outputs=LATENTS).latents, expected)
+    assert torch.equal(model.run().latents, expected)
 
 
 def test_one_seed_is_one_clip_whatever_ran_between(model: Model) -> None:
@@ -209,7 +209,7 @@ def test_progress_counts_steps_over_all_chunks_and_levels(
 ) -> None:
     model, recorder = models[name], Recorder()
     assert model.pipeline.evaluations(model.request(steps=steps, frames=frames)) == expected
-    model.run(steps=steps, frames=frames, outputs=LATENTS, watch=recorder.watch)
+    model.run(steps=steps, frames=frames, watch=recorder.watch)
     assert recorder.events == [
         StageBegan(stage=Stage.TEXT_ENCODE),
         StageBegan(stage=Stage.DENOISE, steps=expected),
@@ -267,7 +267,7 @@ def test_cancel_between_two_chunks_is_seen_while_decoding(models: dict[str, Mode
     handle = model.pipeline.components["vae"].value.post_quant_conv.register_forward_hook(cancel)
     try:
         with pytest.raises(RequestCancelled):
-            model.run(frames=99, watch=recorder.watch)
+            model.run(frames=99, steps=1, outputs=DECODED, watch=recorder.watch)
     finally:
         handle.remove()
     assert len(decoded) == 1
@@ -282,11 +282,15 @@ def test_keys_and_values_of_the_text_are_made_once_a_request(model: Model) -> No
         "values": transformer.blocks[1].attn2.to_v,
         "queries": transformer.blocks[1].attn2.to_q,
     }
-    for name, part in parts.items():
-        handle = part.register_forward_hook(lambda *_, name=name: calls.__setitem__(name, calls.get(name, 0) + 1))
-        try:
-            model.run(outputs=LATENTS)
-        finally:
+
+    def count(name: str) -> Callable[..., None]:
+        return lambda *_: calls.__setitem__(name, calls.get(name, 0) + 1)
+
+    handles = [part.register_forward_hook(count(name)) for name, part in parts.items()]
+    try:
+        model.run()
+    finally:
+        for handle in handles:
             handle.remove()
     prompts = 1 if model.name == "helios-distilled" else 2  # the empty one, for guidance
     assert (calls["embedder"], calls["keys"], calls["values"]) == (prompts, prompts, prompts)
@@ -373,8 +377,9 @@ def test_folders_that_are_not_modular_are_told_by_class_and_value(models: dict[s
         (folder / "model_index.json").write_text(json.dumps(classic))
         pipeline = load_pipeline(folder, device=DeviceChoice.CPU)
         assert pipeline.family.name == name
-        again = pipeline.run_clip(models[name].request(), 0, Watch(clock=time.monotonic))
-        assert torch.equal(again.latents, models[name].run().latents)
+        request = models[name].request(steps=1, frames=1)
+        again = pipeline.run_clip(request, 0, Watch(clock=time.monotonic))
+        assert torch.equal(again.latents, models[name].run(steps=1, frames=1).latents)
 
 
 def test_last_keyframes_references_and_other_workflows_are_refused(models: dict[str, Model]) -> None:
@@ -388,7 +393,7 @@ def test_last_keyframes_references_and_other_workflows_are_refused(models: dict[
 
 
 def test_nothing_is_printed_on_the_request_path(model: Model, capfd: pytest.CaptureFixture[str]) -> None:
-    model.run()
+    model.run(outputs=DECODED)
     assert capfd.readouterr() == ("", "")
 
 
