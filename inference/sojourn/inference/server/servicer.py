@@ -201,8 +201,8 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             self._judging -= 1
 
     def _admit(self, request: GenerationRequest, request_id: str, deadline: float | None, trace: CallTrace) -> Job:
-        self._health.require_engine()  # the server may have begun to drain during validation
-        work = work_of(request)
+        engine = self._health.require_engine()  # the server may have begun to drain during validation
+        work = work_of(request, evaluations=engine.evaluations(request), step_frames=engine.step_frames(request))
         place = self._hands.admission.enter(work, deadline=deadline)
         watch = Watch(clock=self._hands.clock, deadline=deadline)
         job = Job(
