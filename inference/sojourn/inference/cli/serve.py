@@ -14,11 +14,13 @@ from sojourn.inference.cli.exits import CommandFailed, Exit
 from sojourn.inference.cli.loading import DeviceOption, PrecisionOption, lazily_loaded
 from sojourn.inference.offload.options import OffloadOptions, parse_size
 from sojourn.inference.offload.settings import parse_settings
+from sojourn.inference.quality.settings import QualitySettingRefused, QualitySettings
 from sojourn.inference.server.config import Address, ConfigError, ServerConfig
 from sojourn.inference.server.main import run
 from sojourn.inference.telemetry import Telemetry
 
 SECURITY, LIMITS, WATCHING, PLANS, OFFLOAD = "Security", "Limits", "Watching", "AdaLN plan cache", "Offload"
+QUALITY = "Quality tiers"
 _DEFAULTS = PlanCacheSettings()
 
 
@@ -150,6 +152,22 @@ def serve(
             rich_help_panel=OFFLOAD,
         ),
     ] = None,
+    fusions: Annotated[
+        str,
+        typer.Option(
+            help="Fused kernels of tiers extra-high and high: auto (where they are measured to be faster at load), on "
+            "(wherever they run) or off.",
+            metavar="MODE",
+            rich_help_panel=QUALITY,
+        ),
+    ] = QualitySettings.fusions.value,
+    step_cache_table: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of measured errors, made by bench/step_cache.py; tier high is served for the checkpoints in it.",
+            rich_help_panel=QUALITY,
+        ),
+    ] = None,
     metrics_listen: Annotated[
         str, typer.Option(help="HOST:PORT for Prometheus; 'off' for none.", rich_help_panel=WATCHING)
     ] = str(ServerConfig.metrics_listen),
@@ -190,13 +208,14 @@ def serve(
             store_bytes=adaln_store_bytes,
             precision=adaln_precision,  # type: ignore[arg-type]
         )
+        quality = QualitySettings(fusions=fusions, table=step_cache_table)  # type: ignore[arg-type]
         placement = OffloadOptions(
             device_memory_bytes=parse_size(device_memory) if device_memory else None,
             host_memory_bytes=parse_size(host_memory) if host_memory else None,
             settings=parse_settings(offload or ()),
             component_map=str(component_map) if component_map else None,
         )
-    except (ConfigError, SettingRefused, ValueError) as error:
+    except (ConfigError, SettingRefused, QualitySettingRefused, ValueError) as error:
         raise CommandFailed(str(error), Exit.INVALID) from None
     telemetry = Telemetry(model_name=config.model_name, max_waiting=config.max_waiting)
     logs.configure(
@@ -214,5 +233,7 @@ def serve(
         plan_observer=telemetry.plan_cache,
         offload=placement,
         offload_observer=telemetry.offload,
+        quality_settings=quality,
+        quality_observer=telemetry.quality,
     )
     sys.exit(run(config, load, telemetry=telemetry))
