@@ -132,6 +132,8 @@ class Clip:
         audio: Waveform [channels, samples], float32 in -1..1; None without audio or decoding.
         sample_rate: Samples per second of `audio`; 0 without it.
         frames_per_second: Rate of `frames`.
+        quality: The tier that it was made at.
+        quality_reason: What of the tier asked for could not be mounted, and why; "" where all of it was.
     """
 
     latents: "torch.Tensor"
@@ -140,3 +142,5 @@ class Clip:
     audio: np.ndarray | None
     sample_rate: int
     frames_per_second: float
+    quality: QualityTier = QualityTier.LOSSLESS
+    quality_reason: str = ""

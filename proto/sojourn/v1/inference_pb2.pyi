@@ -381,7 +381,9 @@ class GenerateRequest(_message.Message):
     seed: _builtins.int
     """Seed of the noise, 0 to 2^64 − 1. Default: drawn by the server and echoed in Accepted."""
     quality: Global___QualityTier.ValueType
-    """Default: LOSSLESS. A tier that is not served for this model is refused, never replaced."""
+    """Default: LOSSLESS. A tier that is not served for this model or for such a request is refused with
+    FAILED_PRECONDITION, never replaced. Completed says which one was used.
+    """
     count: _builtins.int
     """Clips to make, 1 to limits.max_count; clip i has seed (seed + i) mod 2^64. Default: 1."""
     untrained_size: _builtins.bool
@@ -792,10 +794,15 @@ class Completed(_message.Message):
     CLIPS_FIELD_NUMBER: _builtins.int
     ARTIFACTS_FIELD_NUMBER: _builtins.int
     QUALITY_FIELD_NUMBER: _builtins.int
+    QUALITY_REASON_FIELD_NUMBER: _builtins.int
     model_fingerprint: _builtins.str
     """What the weights are: SHA-256 over the checkpoint's tensors, as in GetInfo."""
     quality: Global___QualityTier.ValueType
-    """The tier that was used."""
+    """The tier that was used; of several clips, the lowest one of theirs. Below the tier that was asked for only where
+    something of it could not be mounted on the transformer: the request then ran on the stock kernels.
+    """
+    quality_reason: _builtins.str
+    """What could not be mounted, and why. Empty where all of the tier was."""
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageTiming]:
         """Stages in the order of their first begin, the queue included."""
@@ -816,10 +823,11 @@ class Completed(_message.Message):
         clips: _abc.Iterable[Global___ClipSummary] | None = ...,
         artifacts: _abc.Iterable[Global___ArtifactSummary] | None = ...,
         quality: Global___QualityTier.ValueType = ...,
+        quality_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "clips", b"clips", "model_fingerprint", b"model_fingerprint", "quality", b"quality", "timings", b"timings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "clips", b"clips", "model_fingerprint", b"model_fingerprint", "quality", b"quality", "quality_reason", b"quality_reason", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1209,6 +1217,88 @@ class MemoryPlanInfo(_message.Message):
 Global___MemoryPlanInfo: _TypeAlias = MemoryPlanInfo  # noqa: Y015
 
 @_typing.final
+class MeasuredError(_message.Message):
+    """How far clips of a tier were from the lossless ones of the same seeds, as measured on this very checkpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOWEST_PSNR_DB_FIELD_NUMBER: _builtins.int
+    LOWEST_SSIM_FIELD_NUMBER: _builtins.int
+    LARGEST_LATENTS_ERROR_FIELD_NUMBER: _builtins.int
+    SKIPPED_SHARE_FIELD_NUMBER: _builtins.int
+    CLIPS_FIELD_NUMBER: _builtins.int
+    MIN_STEPS_FIELD_NUMBER: _builtins.int
+    MAX_STEPS_FIELD_NUMBER: _builtins.int
+    PROVENANCE_FIELD_NUMBER: _builtins.int
+    lowest_psnr_db: _builtins.float
+    """Peak signal-to-noise ratio of the frames of the worst clip, in dB."""
+    lowest_ssim: _builtins.float
+    """Structural similarity of the frames of the worst clip, 0 to 1."""
+    largest_latents_error: _builtins.float
+    """Largest root mean square error of a clip's latents, relative to theirs."""
+    skipped_share: _builtins.float
+    """Share of the transformer evaluations that were skipped, 0 to 1."""
+    clips: _builtins.int
+    """Clips that were compared."""
+    min_steps: _builtins.int
+    """Fewest points of the schedules that were measured; requests with fewer are refused."""
+    max_steps: _builtins.int
+    """Most points of the schedules that were measured; requests with more are refused."""
+    provenance: _builtins.str
+    """Command, versions, device and day."""
+    def __init__(
+        self,
+        *,
+        lowest_psnr_db: _builtins.float = ...,
+        lowest_ssim: _builtins.float = ...,
+        largest_latents_error: _builtins.float = ...,
+        skipped_share: _builtins.float = ...,
+        clips: _builtins.int = ...,
+        min_steps: _builtins.int = ...,
+        max_steps: _builtins.int = ...,
+        provenance: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clips", b"clips", "largest_latents_error", b"largest_latents_error", "lowest_psnr_db", b"lowest_psnr_db", "lowest_ssim", b"lowest_ssim", "max_steps", b"max_steps", "min_steps", b"min_steps", "provenance", b"provenance", "skipped_share", b"skipped_share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredError: _TypeAlias = MeasuredError  # noqa: Y015
+
+@_typing.final
+class QualityTierInfo(_message.Message):
+    """One quality tier."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    OBSTACLE_FIELD_NUMBER: _builtins.int
+    MEASURED_ERROR_FIELD_NUMBER: _builtins.int
+    tier: Global___QualityTier.ValueType
+    """Which."""
+    obstacle: _builtins.str
+    """Why requests for it are refused, and what to change; empty where it is served."""
+    @_builtins.property
+    def measured_error(self) -> Global___MeasuredError:
+        """Absent where nothing differs, or where the difference is one of rounding alone."""
+
+    def __init__(
+        self,
+        *,
+        tier: Global___QualityTier.ValueType = ...,
+        obstacle: _builtins.str = ...,
+        measured_error: Global___MeasuredError | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["measured_error", b"measured_error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["measured_error", b"measured_error", "obstacle", b"obstacle", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QualityTierInfo: _TypeAlias = QualityTierInfo  # noqa: Y015
+
+@_typing.final
 class GetInfoResponse(_message.Message):
     """What is served."""
 
@@ -1249,6 +1339,7 @@ class GetInfoResponse(_message.Message):
     COMPONENTS_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     FRAMES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
     PLAN_CACHE_FIELD_NUMBER: _builtins.int
     MEMORY_PLAN_FIELD_NUMBER: _builtins.int
     model: _builtins.str
@@ -1296,6 +1387,10 @@ class GetInfoResponse(_message.Message):
         """Memory."""
 
     @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___QualityTierInfo]:
+        """Every tier, served or not."""
+
+    @_builtins.property
     def plan_cache(self) -> Global___PlanCacheInfo:
         """The plan cache; absent where the model runs without one."""
 
@@ -1321,12 +1416,13 @@ class GetInfoResponse(_message.Message):
         components: _abc.Iterable[Global___ComponentInfo] | None = ...,
         memory: Global___MemoryInfo | None = ...,
         frames_per_second: _builtins.float = ...,
+        tiers: _abc.Iterable[Global___QualityTierInfo] | None = ...,
         plan_cache: Global___PlanCacheInfo | None = ...,
         memory_plan: Global___MemoryPlanInfo | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults", "limits", b"limits", "memory", b"memory", "memory_plan", b"memory_plan", "plan_cache", b"plan_cache"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["components", b"components", "defaults", b"defaults", "device", b"device", "dtype", b"dtype", "family", b"family", "frames_per_second", b"frames_per_second", "limits", b"limits", "memory", b"memory", "memory_plan", b"memory_plan", "model", b"model", "model_fingerprint", b"model_fingerprint", "plan_cache", b"plan_cache", "quality_tiers", b"quality_tiers", "state", b"state", "state_reason", b"state_reason", "versions", b"versions", "workflows", b"workflows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["components", b"components", "defaults", b"defaults", "device", b"device", "dtype", b"dtype", "family", b"family", "frames_per_second", b"frames_per_second", "limits", b"limits", "memory", b"memory", "memory_plan", b"memory_plan", "model", b"model", "model_fingerprint", b"model_fingerprint", "plan_cache", b"plan_cache", "quality_tiers", b"quality_tiers", "state", b"state", "state_reason", b"state_reason", "tiers", b"tiers", "versions", b"versions", "workflows", b"workflows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -138,6 +138,8 @@ def _plain(message: pb.Accepted | pb.Completed) -> dict[str, Any]:
 
 
 def _tell(console: Console, made: dict[str, Any]) -> None:
+    if reason := made.get("completed", {}).get("quality_reason"):
+        console.print(f"made at {made['completed']['quality']}: {reason}")
     for path in made["files"]:
         console.print(f"[bold]{path}[/]  seed {made['accepted'].get('seed', 0)}")
 

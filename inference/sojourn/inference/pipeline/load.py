@@ -28,6 +28,9 @@ from sojourn.inference.offload.planning import plan_model, this_machine, with_pl
 from sojourn.inference.offload.room import RoomReader
 from sojourn.inference.pipeline.pipeline import Pipeline
 from sojourn.inference.pipeline.workflow import components_of, served_stages, workflow_leaves
+from sojourn.inference.quality.observer import Observer as QualityObserver
+from sojourn.inference.quality.observer import silent as silent_quality
+from sojourn.inference.quality.settings import QualitySettings
 
 
 class DeviceChoice(StrEnum):
@@ -56,6 +59,8 @@ def load_pipeline(
     plan_observer: Observer | None = None,
     offload: OffloadOptions | None = None,
     offload_observer: OffloadObserver = silent,
+    quality_settings: QualitySettings | None = None,
+    quality_observer: QualityObserver = silent_quality,
 ) -> Pipeline:
     """Loads a diffusers modular model folder. Nothing is downloaded.
 
@@ -69,11 +74,14 @@ def load_pipeline(
         plan_observer: Counts what the plan cache does.
         offload: What to place weights by; the defaults if None.
         offload_observer: Told where weights are and what moves them.
+        quality_settings: Of the quality tiers; None for their defaults.
+        quality_observer: Told of what is mounted on the transformers.
 
     Raises:
         ModelError: The folder cannot be served; the reason says why.
         DoesNotFit: The memory plan finds no placement; the message has the number needed.
         Unsupported: CUDA was asked for and there is none, or the plan cache was asked for and cannot serve the model.
+        TableUnreadable: A table of measured errors is not one.
     """
     where = torch_device(device)
     _quieten_libraries()
@@ -110,6 +118,8 @@ def load_pipeline(
         dtype=dtype,
         fingerprint=_fingerprint(components, fingerprint_cache),
         plans=plans,
+        quality_settings=quality_settings,
+        quality_observer=quality_observer,
     )
     placed = install(components, plan, options, device=where, observer=offload_observer)
     placed.log_settled()

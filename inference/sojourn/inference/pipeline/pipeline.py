@@ -6,8 +6,8 @@ nothing has to be put back after a failure, and requests may run side by side.
 """
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,12 @@ from sojourn.inference.offload.install import Offload
 from sojourn.inference.offload.lifecycle import LifeCycle, declare, driving
 from sojourn.inference.pipeline.guards import EVALUATIONS_INPUT, guard_scheduler
 from sojourn.inference.pipeline.workflow import components_of, guarded, stage_components, workflow_leaves
-from sojourn.inference.requests import Clip, Defaults, GenerationRequest, Limits, Workflow
+from sojourn.inference.quality.observer import Observer as QualityObserver
+from sojourn.inference.quality.observer import silent
+from sojourn.inference.quality.quality import Offer, Quality
+from sojourn.inference.quality.settings import QualitySettings
+from sojourn.inference.quality.sites import SITES
+from sojourn.inference.requests import Clip, Defaults, GenerationRequest, Limits, QualityTier, Workflow
 from sojourn.inference.watch import WATCH_INPUT, Stage, Watch
 
 
@@ -51,6 +56,7 @@ class Pipeline:
         life: When components come and go; where nothing else is set, all of them stay.
         offload: Where the weights are and by which plan; None where the pipeline was made without one.
         plans: The AdaLN plan caches of its transformers.
+        quality: The tiers that it offers, and what is mounted on its transformers.
     """
 
     def __init__(
@@ -64,6 +70,8 @@ class Pipeline:
         dtype: torch.dtype,
         fingerprint: BackgroundFingerprint,
         plans: PlanCaches,
+        quality_settings: QualitySettings | None = None,
+        quality_observer: QualityObserver = silent,
     ) -> None:
         self.model_name = model_name
         self.family = family
@@ -94,6 +102,21 @@ class Pipeline:
             for workflow, blocks in leaves.items()
             for until in (Stage.DENOISE, Stage.DECODE)
         }
+        self._names = {workflow: sorted(components_of(blocks)) for workflow, blocks in leaves.items()}
+        self.quality = Quality(
+            model_name=model_name,
+            transformers=self._transformers,
+            device=device,
+            dtype=dtype,
+            fingerprint=lambda: self.known_fingerprint,
+            settings=quality_settings,
+            observer=quality_observer,
+        )
+
+    def _transformers(self) -> Mapping[str, Any]:
+        """What the tiers know to change, as it is now; None for one that is not loaded."""
+        parts = [part for part in self.components.values() if part.class_name in SITES]
+        return {part.name: getattr(self._stock, part.name, None) for part in parts}
 
     def _obstacle(self, workflow: Workflow, leaves: Mapping[str, Any] | None) -> str | None:
         """Says why a workflow cannot be served; None where it can."""
@@ -157,6 +180,19 @@ class Pipeline:
         """Frames that one step of a request works on."""
         return self.family.loop.frames(request.frames)
 
+    @property
+    def offers(self) -> Sequence[Offer]:
+        """Every quality tier, offered or not."""
+        return self.quality.offers
+
+    def require_tier(self, tier: QualityTier) -> None:
+        """Refuses a quality tier that is not offered.
+
+        Raises:
+            TierUnavailable: Saying why, and what to change.
+        """
+        self.quality.require(tier)
+
     def count_tokens(self, prompt: str) -> int:
         """Counts a prompt's tokens in the model's own tokenizer."""
         return self.family.count_tokens(self._stock, prompt)
@@ -192,8 +228,8 @@ class Pipeline:
 
         Raises:
             InvalidRequest: Prompt or references hold what the model cannot take.
-            Unsupported: The workflow, a kind of reference or so many steps cannot be served; the message says what to
-                change.
+            Unsupported: The workflow, a kind of reference, the quality tier or so many steps cannot be served; the
+                message says what to change.
         """
         if request.workflow in self.unavailable:
             raise Unsupported(
@@ -205,6 +241,7 @@ class Pipeline:
         violations = self.family.violations(request)
         if violations:
             raise InvalidRequest(*violations)
+        self.quality.check(request)
         cached = self._cached[request.workflow]
         if cached is not None:
             cached.cache.admit(self.evaluations(request))
@@ -224,6 +261,7 @@ class Pipeline:
             InvalidRequest, Unsupported: See `check`; also Unsupported where a block lacks a package.
             RequestStopped: Cancelled, out of time, or a NaN or infinity came up.
             ModelError: A weight file was cut while it was mapped.
+            UnmountFailed: What an earlier request had mounted cannot be taken off.
         """
         self.check(request)
         until = Stage.DECODE if request.decodes else Stage.DENOISE
@@ -237,6 +275,7 @@ class Pipeline:
         state.set(EVALUATIONS_INPUT, schedule.evaluations)
         try:
             with (
+                self.quality.at(request.quality, self._names[request.workflow], watch.check) as used,
                 self.life.open(self._uses[request.workflow, until]) as uses,
                 self.family.memory(),
                 torch.no_grad(),
@@ -250,7 +289,7 @@ class Pipeline:
             raise Unsupported(str(error)) from error
         finally:
             release_plans(state)
-        return self.family.clip(state.values)
+        return replace(self.family.clip(state.values), quality=used.tier, quality_reason=used.reason)
 
     def _for_request(self, own: Mapping[str, Any]) -> Any:
         """Returns a shallow copy of the stock pipeline object that holds the request's own components."""

@@ -40,7 +40,6 @@ OUTPUT_FORMATS = {
     pb.OUTPUT_FORMAT_PNG_FRAMES: OutputFormat.PNG_FRAMES,
     pb.OUTPUT_FORMAT_LATENTS: OutputFormat.LATENTS,
 }
-SERVED_TIERS = (QualityTier.LOSSLESS,)
 
 
 def draw_seed() -> int:
@@ -246,9 +245,7 @@ def _judge_references(message: pb.GenerateRequest, engine: Engine, violations: _
 def _require_served(workflow: Workflow, quality: QualityTier, engine: Engine) -> None:
     if (obstacle := engine.unavailable.get(workflow)) is not None:
         raise Unsupported(f"{engine.model_name} cannot serve workflow {workflow}: {obstacle}")
-    if quality not in SERVED_TIERS:
-        served = ", ".join(SERVED_TIERS)
-        raise Unsupported(f"quality tier {quality} is not served for {engine.model_name}; served: {served}")
+    engine.require_tier(quality)
 
 
 # Third pass: tokens and media.
