@@ -5,7 +5,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard proto/sojourn/v1/*.proto)
 
-.PHONY: demo test rules-test faults lint proto crds metrics dashboards prometheus screenshots images bench format clean
+.PHONY: demo test rules-test faults lint proto crds metrics dashboards prometheus screenshots images bench e2e format \
+        clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -52,10 +53,16 @@ IMAGE_TAG ?= dev
 # Arguments of the build, such as --build-arg BASE=…; without Docker: BUILDER='buildah bud --isolation chroot'.
 BUILDER ?= docker build
 IMAGE_ARGS ?=
-images:  ## One image per process: localhost/sojourn-{inference,residencyd,operator}
-	for image in residencyd operator inference; do \
-	  $(BUILDER) $(IMAGE_ARGS) -f images/$$image/Containerfile -t localhost/sojourn-$$image:$(IMAGE_TAG) . || exit 1; \
-	done
+IMAGES := residencyd operator inference
+images: $(IMAGES:%=image-%)  ## One image per process: localhost/sojourn-{inference,residencyd,operator}
+
+image-%: images/%/Containerfile
+	$(BUILDER) $(IMAGE_ARGS) -f $< -t localhost/sojourn-$*:$(IMAGE_TAG) .
+
+# Arguments of pytest, such as -k oom; KEEP=1 leaves the cluster to look at.
+E2E_ARGS ?=
+e2e: $(STAMP)  ## kubectl apply to a served video, on one node of Kubernetes: images, charts, tests
+	$(BIN)/python -m tools.e2e $(if $(KEEP),--keep) -- $(E2E_ARGS)
 
 metrics: $(STAMP)  ## Generate docs/metrics.md
 	$(BIN)/python -m tools.metrics_table
