@@ -300,7 +300,7 @@ def outcomes(stage: Stage) -> dict[str, BaseException | None]:
     return dict(zip(SCENARIOS, asyncio.run(play()), strict=True))
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_fault_is_seen_and_gone_after_the_cure(
     stage: Stage, outcomes: dict[str, BaseException | None], name: str
