@@ -22,7 +22,8 @@ from sojourn.operator.telemetry import Telemetry
 from sojourn.v1 import inference_pb2 as pb
 from sojourn.v1 import residency_pb2
 
-from tests.faults.stage import NAMESPACE, Load, Pod, Prometheus, free_port
+from tests.faults.prometheus import Prometheus, free_port
+from tests.faults.stage import NAMESPACE, Load, Pod
 from tests.inference.offload.capped import Cap, capped
 from tests.kubernetes import ROOT
 from tools import prometheus
