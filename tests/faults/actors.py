@@ -77,6 +77,8 @@ def broken(settings: dict[str, Any], telemetry: Telemetry) -> Pipeline:
         component_map=settings["map"],
         settings=parse_settings(settings.get("offload", ())),
         workload=Workload() if settings.get("large") else None,
+        # More than the machine may have: the plan is not what is tried here.
+        host_memory_bytes=16 << 30 if settings.get("large") else None,
     )
     pipeline = load_pipeline(
         Path(settings["model"]),

@@ -132,14 +132,14 @@ async def page_out_of_anothers_file(stage: Stage) -> None:
 
 
 def _squeeze(stage: Stage, name: str) -> None:
-    """Lowers a pod's cap to what it uses now, but for file cache, and two thirds of what a stage of digits may need.
+    """Lowers a pod's cap to what it uses now, but for file cache, and half of what a stage of digits may need.
 
-    That is 383 MiB by the estimate for requests of 1344 × 768; those that are made here take a third of it.
+    That is 286 MiB by the estimate for requests of 1344 × 768; those that are made here take 130.
     """
     of = f'{{pod="{name}"}}'
     usage = stage.prometheus.value(f"sojourn_cgroup_usage_bytes{of} - sojourn_cgroup_reclaimable_bytes{of}")
     assert usage > 0
-    stage.caps[name].limit(int(usage) + 256 * MIB)
+    stage.caps[name].limit(int(usage) + 160 * MIB)
 
 
 @scenario("SojournHeadroomShort")
