@@ -53,13 +53,16 @@ ALTERED: dict[str, Any] = {
     "webhook.enabled": True,
     "monitoring.podMonitor": True,
     "monitoring.dashboards": True,
+    "monitoring.rules": True,
     "networkPolicy.enabled": False,
     "networkPolicy.monitoringNamespaceLabels": {"a": "b"},
 }
-# Have an effect only together with monitoring.dashboards.
-WITH_DASHBOARDS = {
+# Have an effect only together with monitoring.dashboards and monitoring.rules.
+WITH_MONITORING = {
     "monitoring.dashboardLabels": {"other": "1"},
     "monitoring.dashboardAnnotations": {"grafana_folder": "Other"},
+    "monitoring.ruleLabels": {"release": "monitoring"},
+    "monitoring.runbookUrl": "https://wiki.example/sojourn",
 }
 # Have an effect only with a webhook whose certificate is not drawn anew by each rendering.
 ISSUED = {"webhook": {"enabled": True, "certManager": {"enabled": True}}}
@@ -72,7 +75,7 @@ WITH_WEBHOOK = {
 
 def leaves(values: dict[str, Any], path: str = "") -> Iterator[str]:
     for name, value in values.items():
-        if isinstance(value, dict) and value and not name.startswith("dashboard"):
+        if isinstance(value, dict) and value and not name.startswith(("dashboard", "rule")):
             yield from leaves(value, f"{path}{name}.")
         else:
             yield f"{path}{name}"
@@ -86,7 +89,7 @@ def nested(path: str, value: Any) -> dict[str, Any]:
 
 
 def test_every_value_is_altered_below() -> None:
-    assert set(leaves(VALUES)) == set(ALTERED) | set(WITH_DASHBOARDS) | set(WITH_WEBHOOK)
+    assert set(leaves(VALUES)) == set(ALTERED) | set(WITH_MONITORING) | set(WITH_WEBHOOK)
 
 
 @pytest.mark.parametrize("path", list(ALTERED))
@@ -94,11 +97,11 @@ def test_every_value_has_an_effect(render_text: Callable[..., str], path: str) -
     assert render_text("sojourn", {}) != render_text("sojourn", nested(path, ALTERED[path]))
 
 
-@pytest.mark.parametrize("path", list(WITH_DASHBOARDS))
-def test_every_value_of_the_dashboards_has_an_effect(render_text: Callable[..., str], path: str) -> None:
-    given = {"monitoring": {"dashboards": True}}
-    altered = {"monitoring": {"dashboards": True, path.split(".")[1]: WITH_DASHBOARDS[path]}}
-    assert render_text("sojourn", given) != render_text("sojourn", altered)
+@pytest.mark.parametrize("path", list(WITH_MONITORING))
+def test_every_value_of_monitoring_has_an_effect(render_text: Callable[..., str], path: str) -> None:
+    given = {"dashboards": True, "rules": True}
+    altered = given | {path.split(".")[1]: WITH_MONITORING[path]}
+    assert render_text("sojourn", {"monitoring": given}) != render_text("sojourn", {"monitoring": altered})
 
 
 @pytest.mark.parametrize("path", list(WITH_WEBHOOK))
@@ -206,19 +209,20 @@ def test_no_number_is_ever_written_as_a_float(render_text: Callable[..., str]) -
     assert not re.search(r"[0-9]e\+[0-9]", text)
 
 
-@pytest.mark.parametrize("path", sorted((CHART / "dashboards").glob("*.json")), ids=lambda path: path.stem)
-def test_dashboards_name_only_metrics_that_are_exported(path: Path) -> None:
-    """Those of the operator; and they load untouched: no inputs, a variable for the data source."""
-    from sojourn.operator.telemetry import Snapshot, Telemetry
+def test_dashboards_and_rules_come_through_unchanged(render: Render) -> None:
+    """Grafana's and Prometheus' own templates among them."""
+    objects = render("sojourn", {"monitoring": {"dashboards": True, "rules": True}})
+    rules = yaml.safe_load((CHART / "rules/sojourn.yaml").read_text())
+    assert only(objects, "PrometheusRule")["spec"] == rules
+    boards = [item for item in objects if "grafana_dashboard" in item["metadata"].get("labels", {})]
+    shipped = {f"sojourn-{path.name}": path.read_text() for path in (CHART / "dashboards").glob("*.json")}
+    assert {name: text.rstrip() for board in boards for name, text in board["data"].items()} == {
+        name: text.rstrip() for name, text in shipped.items()
+    }
 
-    board = json.loads(path.read_text())
-    assert "__inputs" not in board
-    assert board["templating"]["list"][0]["name"] == "datasource"
-    telemetry = Telemetry(version="test")
-    telemetry.watch_resources(Snapshot, lambda: None)
-    exported = {sample.name for family in telemetry.registry.collect() for sample in family.samples}
-    exported |= {family.name for family in telemetry.registry.collect()}
-    exported |= {f"{family.name}_total" for family in telemetry.registry.collect()}
-    text = json.dumps(board["panels"])
-    named = set(re.findall(r"sojourn_operator_[a-z_]+", text))
-    assert named <= exported, named - exported
+
+def test_the_runbook_is_where_the_values_say(render_text: Callable[..., str]) -> None:
+    given = {"dashboards": True, "rules": True, "runbookUrl": "https://wiki.example/sojourn"}
+    text = render_text("sojourn", {"monitoring": given})
+    assert "https://wiki.example/sojourn#sojournheadroomshort" in text
+    assert "sojourn.dev/docs" not in text

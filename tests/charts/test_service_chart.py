@@ -372,6 +372,78 @@ def test_values_are_equal_however_the_spec_was_ordered() -> None:
     assert canonical(values(one)) == canonical(values(other))
 
 
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], tuple[Any, ...]]:
+    """What `sojourn serve` would start with these arguments: the server's configuration and the model's options."""
+    import importlib
+
+    from sojourn.inference.cli import app
+    from typer.testing import CliRunner
+
+    command = importlib.import_module("sojourn.inference.cli.serve")
+
+    def call(arguments: list[str]) -> tuple[Any, ...]:
+        started: list[Any] = []
+
+        def lazily_loaded(model: Path, **options: Any) -> Callable[[], None]:
+            started.append(options)
+            return lambda: None
+
+        monkeypatch.setattr(command, "lazily_loaded", lazily_loaded)
+        monkeypatch.setattr(command, "run", lambda config, load, **rest: started.append(config) or 0)
+        monkeypatch.setattr(command.logs, "configure", lambda **rest: None)
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, (arguments, done.output, done.exception)
+        options, config = started
+        return config, options
+
+    return call
+
+
+@pytest.mark.parametrize("field", list(ALTERED))
+def test_serve_takes_whatever_any_field_is_rendered_to(
+    render: Render, served: Callable[[list[str]], tuple[Any, ...]], field: str
+) -> None:
+    part, given = field.split(".")[0], ALTERED[field][1]
+    rendered = render(
+        "sojourn-service", values(**({"spec": {}, part: given} if part != "service" else {"spec": given}))
+    )
+    served(container(rendered)["args"])
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Resident", "Component", "Layerwise"])
+def test_serve_takes_every_mode(render: Render, served: Callable[[list[str]], tuple[Any, ...]], mode: str) -> None:
+    offload = {"mode": mode, "components": [{"name": "vae", "mode": mode}]}
+    _, options = served(container(render("sojourn-service", values({}, None, offload)))["args"])
+    settings = options["offload"].settings
+    assert settings.default.mode == settings.of("vae").mode == mode.lower()
+
+
+def test_serve_understands_every_field_of_the_policy_as_it_is_meant(
+    render: Render, served: Callable[[list[str]], tuple[Any, ...]]
+) -> None:
+    from sojourn.inference.offload.settings import Mode, OffloadSettings, ResidentPolicy
+
+    policy = {
+        "mode": "Layerwise", "residentLayers": 0, "prefetchLayers": 2, "residentPolicy": "Strided",
+        "pinning": "Disabled", "coldPageAdvice": "Disabled", "nextStageHeadroom": "12Gi",
+        "components": [
+            {"name": "text_encoder", "mode": "Component"},
+            {"name": "transformer", "mode": "Auto", "residentLayers": 7, "prefetchLayers": 3},
+        ],
+    }  # fmt: skip
+    assert {field.split("[")[0] for field in policy} == {
+        field.split(".")[1].split("[")[0] for field in ALTERED if field.startswith("offload.")
+    }
+    _, options = served(container(render("sojourn-service", values({}, None, policy)))["args"])
+    placement, strided = options["offload"], ResidentPolicy.STRIDED
+    assert placement.settings.of("vae") == OffloadSettings(mode=Mode.LAYERWISE, resident=0, prefetch=2, policy=strided)
+    assert placement.settings.of("text_encoder").mode is Mode.COMPONENT
+    assert placement.settings.of("transformer") == OffloadSettings(resident=7, prefetch=3, policy=strided)
+    assert (placement.pinning, placement.cold_advice) == (False, False)
+    assert placement.next_stage_headroom_bytes == 12 * 2**30
+
+
 @pytest.mark.parametrize("case", list(CASES))
 def test_residencyd_knows_every_option_that_it_is_given(render: Render, case: str) -> None:
     from sojourn.residencyd.cli import app

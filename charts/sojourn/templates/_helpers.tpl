@@ -18,6 +18,11 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{ .Values.operator.image.repository }}:{{ .Values.operator.image.tag | default .Chart.AppVersion }}
 {{- end -}}
 
+{{- /* A file of dashboards/ or rules/ as it is, but for where the runbook is to be found. */ -}}
+{{- define "sojourn.monitoring" -}}
+{{ .root.Files.Get .path | replace "https://sojourn.dev/docs/runbook.md" .root.Values.monitoring.runbookUrl }}
+{{- end -}}
+
 {{- /* What the operator does, and nothing more; tests run it with exactly these rights. */ -}}
 {{- define "sojourn.rules" -}}
 - apiGroups: [sojourn.dev]

@@ -82,7 +82,8 @@ def run(
     log_format: Annotated[LogFormat, typer.Option(help="json or text.")] = LogFormat.TEXT,
 ) -> None:
     """Runs the operator until SIGTERM."""
-    logs.configure(level=log_level, as_json=log_format is LogFormat.JSON)
+    printing = logs.configure(level=log_level, as_json=log_format is LogFormat.JSON)
+    logs.obey_signals(printing, name="sojourn-operator")
     try:
         settings = process.Settings(
             namespaces=tuple(namespace or ()),

@@ -183,7 +183,7 @@ def _open(
         )
     family_of(part.class_name)
     caches = PlanCaches(settings, device, counters)
-    component = build_component(part, dtype=dtype, device=device, leave_out=caches.leave_out(name, part.class_name))
+    component = build_component(part, dtype=dtype, device=device, leave_out=caches.leave_out(part))
     caches.open({name: component})
     return caches.transformers[name].cache
 

@@ -10,10 +10,11 @@ from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.errors import Unsupported
 from sojourn.inference.loading.folder import ModelFolder
 from sojourn.inference.offload.activations import RUNTIME_BYTES, Workload
-from sojourn.inference.offload.headers import model_weights
+from sojourn.inference.offload.headers import ComponentWeights, model_weights
 from sojourn.inference.offload.memory_plan import CacheSize, Demand, Machine, MemoryPlan, plan_memory
 from sojourn.inference.offload.options import OffloadOptions
 from sojourn.inference.offload.room import RoomReader
+from sojourn.inference.offload.settings import Mode, Selection
 from sojourn.inference.watch import Stage
 
 # As safetensors spells torch's dtypes.
@@ -41,18 +42,41 @@ def plan_model(
     """
     weights = model_weights(folder, precision=_PRECISIONS[dtype])
     names = {part.name for part in weights}
-    for name in (*options.settings, *options.caches):
-        if name not in names:
-            raise Unsupported(f"there is no component {name!r} to offload; the model has {', '.join(sorted(names))}")
+    _check_names(options, weights)
     demand = Demand(
         weights=weights,
         stages=_named(stages, names),
-        settings=options.settings,
+        settings=_settings(options, weights),
         caches=options.caches,
         uses={name: options.steps for name in names if name.startswith("transformer")},
         workload=options.workload or _largest_workload(folder),
+        pinning=options.pinning,
     )
     return plan_memory(demand, machine)
+
+
+def _check_names(options: OffloadOptions, weights: Sequence[ComponentWeights]) -> None:
+    names = {part.name for part in weights}
+    for name in (*options.settings.named, *options.caches):
+        if name not in names:
+            raise Unsupported(f"there is no component {name!r} to offload; the model has {', '.join(sorted(names))}")
+    layered = {part.name for part in weights if part.layers}
+    for name, setting in options.settings.named.items():
+        if setting.mode is Mode.LAYERWISE and name not in layered:
+            raise Unsupported(
+                f"{name} has no repeated layers to stream; set its offload mode to component or resident "
+                f"(layerwise is for {', '.join(sorted(layered)) or 'none of this model'})"
+            )
+
+
+def _settings(options: OffloadOptions, weights: Sequence[ComponentWeights]) -> Selection:
+    """The settings of every component: one without layers comes and goes as a whole where all are to stream."""
+    named = {}
+    for part in weights:
+        found = options.settings.of(part.name)
+        streams = found.mode is Mode.LAYERWISE and not part.layers
+        named[part.name] = replace(found, mode=Mode.COMPONENT) if streams else found
+    return Selection(default=options.settings.default, named=named)
 
 
 def with_plan_caches(options: OffloadOptions, folder: ModelFolder, settings: PlanCacheSettings) -> OffloadOptions:

@@ -82,7 +82,7 @@ def load_pipeline(
     _check_serves_something(folder, family)
     dtype: torch.dtype = getattr(torch, precision.value)
     plans = PlanCaches(plan_settings or PlanCacheSettings(), where, plan_observer or Counters())
-    left_out = {name: plans.leave_out(name, part.class_name) for name, part in folder.components.items()}
+    left_out = {name: plans.leave_out(part) for name, part in folder.components.items()}
     options = with_plan_caches(offload or OffloadOptions(), folder, plans.settings)
     stages = served_stages(family, folder.components)
     machine = this_machine(where, options, reader=RoomReader(os.getpid()))
