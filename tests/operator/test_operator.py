@@ -86,6 +86,12 @@ async def test_from_a_service_to_ready_and_from_an_edit_to_ready_again(
     await kube.create(DIFFUSION_SERVICES, service(namespace))
     await until_condition(kube, namespace, "Released", "True")
     first = await status(kube, namespace)
+    # What a first install may cost: one helm process; the finalizer and the status.
+    cost = operator.metrics()
+    assert cost['sojourn_operator_helm_calls_total{verb="upgrade"}'] == 1
+    assert cost['sojourn_operator_helm_calls_total{verb="template"}'] == 0
+    assert cost['sojourn_operator_api_writes_total{what="metadata"}'] == 1
+    assert first["release"]["digest"]
     assert condition(first, "Ready")["status"] in ("False", "Unknown")
     assert condition(first, "Reconciling")["status"] == "True"
     await serve(kube, namespace, model)
