@@ -297,7 +297,8 @@ class Reconciler:
         workload = findings.workload
         if workload is None or not workload.wanted:
             return None
-        return self.pace.observe_seconds if workload.ready == "True" else self.pace.unready_seconds
+        serves = workload.ready == "True" and (findings.view is None or findings.view.serving == "True")
+        return self.pace.observe_seconds if serves else self.pace.unready_seconds
 
     # ---- deletion -------------------------------------------------------------------------------------------------
 
