@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
+from itertools import combinations_with_replacement
 
 from prometheus_client import (
     CollectorRegistry,
@@ -33,6 +34,7 @@ from sojourn.inference.adaln.counters import (
 )
 from sojourn.inference.adaln.refusals import RequestReason
 from sojourn.inference.offload.observer import Fallback, Stuck
+from sojourn.inference.quality.observer import Action, Part
 from sojourn.inference.requests import QualityTier, Workflow
 from sojourn.inference.watch import Stage
 
@@ -373,6 +375,42 @@ def _counted(
     return {value: counter.labels(value.value) for value in values}
 
 
+class QualityMetrics:
+    """What quality tiers put on the transformers; see `sojourn.inference.quality.observer.Observer`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._changes = Counter(
+            "sojourn_fusion_changes_total", "Parts of quality tiers mounted, unmounted, and failed to mount.",
+            ["family", "action"], registry=registry,
+        )  # fmt: skip
+        self._sites = Gauge(
+            "sojourn_fusion_mounted_sites", "Sites of the transformers that run on a part of a quality tier.",
+            ["family"], registry=registry,
+        )  # fmt: skip
+        self._evaluations = Counter(
+            "sojourn_step_cache_evaluations_total", "Transformer evaluations under the step cache of tier high.",
+            ["result"], registry=registry,
+        )  # fmt: skip
+        for part in Part:
+            self._sites.labels(part)
+            for action in Action:
+                self._changes.labels(part, action)
+        for result in ("computed", "skipped"):
+            self._evaluations.labels(result)
+
+    def changed(self, *, part: Part, action: Action) -> None:
+        """See `Observer`."""
+        self._changes.labels(part, action).inc()
+
+    def mounted(self, *, part: Part, sites: int) -> None:
+        """See `Observer`."""
+        self._sites.labels(part).set(sites)
+
+    def evaluated(self, *, skipped: bool) -> None:
+        """See `Observer`."""
+        self._evaluations.labels("skipped" if skipped else "computed").inc()
+
+
 class Telemetry:
     """The metrics, and the few verbs that move them.
 
@@ -380,6 +418,7 @@ class Telemetry:
         registry: What the exporter reads.
         offload: Where weights are and what moves them.
         plan_cache: Hears of what the plan caches do.
+        quality: Hears of what quality tiers mount.
     """
 
     def __init__(
@@ -396,6 +435,7 @@ class Telemetry:
         self._work_metrics(registry)
         self.offload = OffloadMetrics(registry)
         self.plan_cache = PlanCacheMetrics(registry)
+        self.quality = QualityMetrics(registry)
         self.requests_waiting_limit.set(max_waiting)
         self.state("loading")
 
@@ -424,7 +464,7 @@ class Telemetry:
         self.requests_waiting = Gauge("sojourn_requests_waiting", "Requests in the queue.", registry=registry)
         self.requests_waiting_limit = Gauge("sojourn_requests_waiting_limit", "Places in the queue.", registry=registry)
         self.quality_requests = Counter(
-            "sojourn_quality_requests_total", "Admitted requests by quality tier asked for and used.",
+            "sojourn_quality_requests_total", "Requests whose clips are made, by the tier asked for and used.",
             ["asked", "used"], registry=registry,
         )  # fmt: skip
         for workflow in (*Workflow, UNKNOWN_WORKFLOW):
@@ -432,7 +472,8 @@ class Telemetry:
                 self.requests.labels(workflow, code)
         for reason in REFUSALS:
             self.requests_refused.labels(reason)
-        self.quality_requests.labels(QualityTier.LOSSLESS, QualityTier.LOSSLESS)
+        for used, asked in combinations_with_replacement(QualityTier, 2):  # a tier is never replaced by a lossier one
+            self.quality_requests.labels(asked, used)
 
     def _work_metrics(self, registry: CollectorRegistry) -> None:
         self.request_queue = Histogram(

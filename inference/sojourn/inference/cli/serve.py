@@ -23,11 +23,13 @@ from sojourn.inference.cli.placement import (
     PinningOption,
     placement,
 )
+from sojourn.inference.quality.settings import QualitySettingRefused, QualitySettings
 from sojourn.inference.server.config import Address, ConfigError, ServerConfig
 from sojourn.inference.server.main import run
 from sojourn.inference.telemetry import Telemetry
 
 SECURITY, LIMITS, WATCHING, PLANS = "Security", "Limits", "Watching", "AdaLN plan cache"
+QUALITY = "Quality tiers"
 _DEFAULTS = PlanCacheSettings()
 
 
@@ -140,6 +142,22 @@ def serve(
             rich_help_panel=OFFLOAD,
         ),
     ] = None,
+    fusions: Annotated[
+        str,
+        typer.Option(
+            help="Fused kernels of tiers extra-high and high: auto (where they are measured to be faster at load), on "
+            "(wherever they run) or off.",
+            metavar="MODE",
+            rich_help_panel=QUALITY,
+        ),
+    ] = QualitySettings.fusions.value,
+    step_cache_table: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of measured errors, made by bench/step_cache.py; tier high is served for the checkpoints in it.",
+            rich_help_panel=QUALITY,
+        ),
+    ] = None,
     metrics_listen: Annotated[
         str, typer.Option(help="HOST:PORT for Prometheus; 'off' for none.", rich_help_panel=WATCHING)
     ] = str(ServerConfig.metrics_listen),
@@ -181,8 +199,9 @@ def serve(
             store_bytes=adaln_store_bytes,
             precision=adaln_precision,  # type: ignore[arg-type]
         )
+        quality = QualitySettings(fusions=fusions, table=step_cache_table)  # type: ignore[arg-type]
         traces = tracing.from_environment(os.environ)
-    except (ConfigError, SettingRefused, tracing.TracingUnavailable, ValueError) as error:
+    except (ConfigError, SettingRefused, QualitySettingRefused, tracing.TracingUnavailable, ValueError) as error:
         raise CommandFailed(str(error), Exit.INVALID) from None
     placed = placement(
         device_memory=device_memory,
@@ -209,5 +228,7 @@ def serve(
         plan_observer=telemetry.plan_cache,
         offload=placed,
         offload_observer=telemetry.offload,
+        quality_settings=quality,
+        quality_observer=telemetry.quality,
     )
     sys.exit(run(config, load, telemetry=telemetry, traces=traces, printing=printing))

@@ -11,6 +11,7 @@ from sojourn.inference.loading.components import Component
 from sojourn.inference.offload.activations import Workload, activation_bytes, headroom_bytes
 from sojourn.inference.offload.assemble import copied, own_mappings, paged, resident
 from sojourn.inference.offload.budget import HostMemory, PinLedger
+from sojourn.inference.offload.headers import width_of
 from sojourn.inference.offload.lifecycle import LifeCycle, Situation
 from sojourn.inference.offload.memory_plan import MemoryPlan
 from sojourn.inference.offload.observer import Observer, silent
@@ -253,8 +254,7 @@ class _Needs:
 
 def _width(component: object) -> int:
     config = getattr(component, "config", None)
-    found = getattr(config, "hidden_size", 0)
-    return found if isinstance(found, int) else 0
+    return width_of(config if isinstance(config, Mapping) else {"hidden_size": getattr(config, "hidden_size", 0)})
 
 
 def _published(part: Component, strategy: Strategy | None) -> PublishedComponent:

@@ -201,8 +201,8 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             self._judging -= 1
 
     def _admit(self, request: GenerationRequest, request_id: str, deadline: float | None, trace: CallTrace) -> Job:
-        self._health.require_engine()  # the server may have begun to drain during validation
-        work = work_of(request)
+        engine = self._health.require_engine()  # the server may have begun to drain during validation
+        work = work_of(request, evaluations=engine.evaluations(request), step_frames=engine.step_frames(request))
         place = self._hands.admission.enter(work, deadline=deadline)
         watch = Watch(clock=self._hands.clock, deadline=deadline)
         job = Job(
@@ -216,7 +216,6 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         )
         trace.describe(_facts(request))
         self._jobs.add(job)
-        self._hands.telemetry.quality_requests.labels(request.quality, request.quality).inc()
         return job
 
     def _accepted(self, job: Job, engine: Engine) -> pb.GenerateResponse:
@@ -230,7 +229,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         return pb.GenerateResponse(accepted=accepted)
 
     async def _stream(self, job: Job, context: Context) -> None:
-        clips: list[pb.ClipSummary] = []
+        clips: list[ClipDone] = []
         artifacts: list[pb.ArtifactSummary] = []
         while True:
             happening = await job.happenings.get()
@@ -239,8 +238,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             elif isinstance(happening, Made):
                 artifacts.append(await self._send(happening, len(artifacts), context))
             elif isinstance(happening, ClipDone):
-                seed = job.request.seeds[happening.clip]
-                clips.append(pb.ClipSummary(clip=happening.clip, seed=seed, latents_sha256=happening.latents_sha256))
+                clips.append(happening)
             else:
                 break
         if (error := job.error_of(happening)) is not None:
@@ -255,16 +253,19 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         return pb.ArtifactSummary(index=index, size_bytes=artifact.size_bytes, sha256=artifact.sha256)
 
     async def _completed(
-        self, job: Job, clips: list[pb.ClipSummary], artifacts: list[pb.ArtifactSummary]
+        self, job: Job, clips: list[ClipDone], artifacts: list[pb.ArtifactSummary]
     ) -> pb.GenerateResponse:
+        used, reason = messages.tier_used(clips)
+        self._hands.telemetry.quality_requests.labels(job.request.quality, used).inc()
         # Shielded: the calls that wait for it share it, and one that is cancelled must not take it along.
         fingerprint = await asyncio.shield(self._health.fingerprint)
         completed = pb.Completed(
             timings=messages.timings(job.timings),
             model_fingerprint=fingerprint,
-            clips=clips,
+            clips=messages.clip_summaries(job.request, clips),
             artifacts=artifacts,
-            quality=messages.TIER_NUMBERS[job.request.quality],
+            quality=messages.TIER_NUMBERS[used],
+            quality_reason=reason,
         )
         return pb.GenerateResponse(completed=completed)
 
