@@ -187,7 +187,7 @@ def cached(folder: Path) -> Any:
     from sojourn.inference.adaln.settings import PlanCacheSettings
 
     plans = PlanCaches(PlanCacheSettings(mode="on", plans=WARM_UP + STEPS, width=2, host_bytes=0), torch_device())
-    component = our_component(folder, leave_out=plans.leave_out("transformer", CLASS_NAME))
+    component = our_component(folder, leave_out=plans.leave_out)
     plans.open({"transformer": component})
     under_advice(component.value)
     component.value.prepare_plans = plans.transformers["transformer"].prepare
@@ -199,8 +199,8 @@ def our_model(folder: Path) -> Any:
     return our_component(folder).value
 
 
-def our_component(folder: Path, **rest: Any) -> Any:
-    """The same as the engine's component."""
+def our_component(folder: Path, leave_out: Callable[[Any], Any] = lambda part: None) -> Any:
+    """The same as the engine's component; `leave_out` says of its folder what is not loaded."""
     import torch
     from sojourn.inference.loading.components import build_component
     from sojourn.inference.loading.folder import ComponentFolder, ComponentKind
@@ -215,7 +215,7 @@ def our_component(folder: Path, **rest: Any) -> Any:
         config=json.loads((folder / "config.json").read_text()),
         files=(read_safetensors(folder / "diffusion_pytorch_model.safetensors"),),
     )
-    return build_component(part, dtype=torch.bfloat16, device=torch_device(), **rest)
+    return build_component(part, dtype=torch.bfloat16, device=torch_device(), leave_out=leave_out(part))
 
 
 def torch_device() -> Any:

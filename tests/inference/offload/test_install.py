@@ -25,6 +25,7 @@ from sojourn.inference.pipeline import DeviceChoice, load_pipeline
 from sojourn.inference.pipeline.pipeline import Pipeline
 from sojourn.inference.pipeline.workflow import served_stages
 from sojourn.inference.telemetry import Telemetry
+from sojourn.inference.tiny import tiny_random
 from sojourn.v1 import inference_pb2, residency_pb2
 
 from tests.inference.offload.capped import MIB, Child, capped
@@ -96,6 +97,23 @@ def test_on_a_device_of_its_own_memory_every_mode_makes_the_same_clip(
     pipeline.offload.close()
 
 
+@pytest.mark.parametrize("name", ["helios-base", "helios-mid", "helios-distilled"])
+def test_a_chunked_family_makes_the_same_clip_under_every_placement(name, tmp_path, make_request, make_watch, digest):
+    folder = tiny_random(name, tmp_path / name)
+    resident = load_pipeline(folder, device=DeviceChoice.CPU)
+    request = make_request(width=64, height=64, frames=34, steps=2, flow_shift=0.0, audio_flow_shift=0.0)
+    expected = digest(resident.run_clip(request, 0, make_watch()))
+    for mode, rest in ((Mode.COMPONENT, {}), (Mode.LAYERWISE, {"prefetch": 1, "resident": 0.5})):
+        pipeline, streams, _ = on_a_device(folder, mode, resident, **rest)
+        with Reads(streams):
+            assert digest(pipeline.run_clip(request, 0, make_watch())) == expected
+        assert pipeline.life.strategies["transformer"].window.device_bytes() == 0
+        pipeline.offload.close()
+    paged = load_pipeline(folder, device=DeviceChoice.CPU, offload=options(Mode.LAYERWISE))
+    assert digest(paged.run_clip(request, 0, make_watch())) == expected
+    paged.offload.close()
+
+
 def on_a_device(folder_path, mode, tiny, *, cache="off", observer=None, component_map=None, **rest):
     """A pipeline whose device is a recording one in host memory."""
     folder = read_folder(folder_path)
@@ -106,7 +124,7 @@ def on_a_device(folder_path, mode, tiny, *, cache="off", observer=None, componen
     cpu = torch.device("cpu")
     plans = PlanCaches(PlanCacheSettings(mode=cache), cpu)
     components = {
-        name: build_component(part, dtype=torch.bfloat16, device=cpu, leave_out=plans.leave_out(name, part.class_name))
+        name: build_component(part, dtype=torch.bfloat16, device=cpu, leave_out=plans.leave_out(part))
         for name, part in folder.components.items()
     }
     plans.open(components)

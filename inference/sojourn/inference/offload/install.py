@@ -11,6 +11,7 @@ from sojourn.inference.loading.components import Component
 from sojourn.inference.offload.activations import Workload, activation_bytes, headroom_bytes
 from sojourn.inference.offload.assemble import copied, own_mappings, paged, resident
 from sojourn.inference.offload.budget import HostMemory, PinLedger
+from sojourn.inference.offload.headers import width_of
 from sojourn.inference.offload.lifecycle import LifeCycle, Situation
 from sojourn.inference.offload.memory_plan import MemoryPlan
 from sojourn.inference.offload.observer import Observer, silent
@@ -236,20 +237,24 @@ class _Needs:
         return sum(span.size_bytes for name in names for span in self._strategies[name].host_spans())
 
     def _growth(self, names: frozenset[str]) -> int:
-        """What was asked for; else activations, on a device that shares host memory its allocator's margin too."""
+        """What was asked for; else activations, on a device that shares host memory its allocator's margin too.
+
+        A decoder tells no width. It is taken to be made to the measure of the model: a model with a narrow transformer
+        does not decode as the measured one does.
+        """
         if not names:
             return 0
         if self._headroom_bytes is not None:
             return self._headroom_bytes
-        width = max(_width(self._components[name].value) for name in names)
+        widths = {name: _width(part.value) for name, part in self._components.items()}
+        width = max(widths[name] for name in names) or max(widths.values())
         estimate = headroom_bytes if self._shared else activation_bytes
         return estimate(self._workload, hidden_size=width)
 
 
 def _width(component: object) -> int:
     config = getattr(component, "config", None)
-    found = getattr(config, "hidden_size", 0)
-    return found if isinstance(found, int) else 0
+    return width_of(config if isinstance(config, Mapping) else {"hidden_size": getattr(config, "hidden_size", 0)})
 
 
 def _published(part: Component, strategy: Strategy | None) -> PublishedComponent:

@@ -39,6 +39,9 @@ class Observer(Protocol):
     def waited(self, *, component: str, seconds: float) -> None:
         """The computation stood still for weights."""
 
+    def streams(self, *, component: str, size_bytes: int) -> None:
+        """Each pass over a component means to read so much from storage again."""
+
     def copied(self, *, component: str, size_bytes: int) -> None:
         """Weights went from the host to the device."""
 
@@ -74,6 +77,9 @@ class Silent:
         """Ignored."""
 
     def waited(self, *, component: str, seconds: float) -> None:
+        """Ignored."""
+
+    def streams(self, *, component: str, size_bytes: int) -> None:
         """Ignored."""
 
     def copied(self, *, component: str, size_bytes: int) -> None:

@@ -300,6 +300,7 @@ class PageWindow:
         self.room_bytes = room.for_weights(coming_bytes=coming_bytes) + self._buffers_bytes() - size_of(self.rest)
         before, self.plan = self.plan, self._steady(self._planned())
         self._make_buffers()
+        self._observer.streams(component=self.name, size_bytes=self.plan.streamed_bytes)
         # What is missing of the kept bytes is brought in exactly. Left to page faults it would come with read-ahead,
         # into what was given back a moment ago; that meets the cap, and costs other kept bytes.
         changed = before.streamed != self.plan.streamed
