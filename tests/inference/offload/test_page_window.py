@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from sojourn.inference.offload import pages as pages_module
 from sojourn.inference.offload.adviser import Adviser, PageAdvice
 from sojourn.inference.offload.observer import Fallback, Silent
-from sojourn.inference.offload.pages import FIRST_PASS_BYTES, PageWindow, Piece, hook_pages, plan_pass
+from sojourn.inference.offload.pages import FIRST_PASS_BYTES, PageWindow, hook_pages
+from sojourn.inference.offload.pass_plan import plan_pass
+from sojourn.inference.offload.pieces import Piece
 from sojourn.inference.offload.room import Room, RoomReader, room_of
 from sojourn.inference.offload.settings import ResidentPolicy
 from sojourn.inference.offload.spans import Span, size_of
