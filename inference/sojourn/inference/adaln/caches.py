@@ -9,7 +9,8 @@ import torch
 from sojourn.inference.adaln.adapters import adapter_tensors, check_adapter
 from sojourn.inference.adaln.component import CachedTransformer, Place, Replaced, open_transformer
 from sojourn.inference.adaln.counters import Counters, Description, Observer, Snapshot
-from sojourn.inference.adaln.families import Family, family_of
+from sojourn.inference.adaln.families import family_of
+from sojourn.inference.adaln.family import Family
 from sojourn.inference.adaln.host import host_budget_bytes
 from sojourn.inference.adaln.host_memory import available_bytes
 from sojourn.inference.adaln.ranks import OneRank, Ranks

@@ -10,7 +10,8 @@ from diffusers.modular_pipelines.minimax_h3.before_denoise import MiniMaxH3SetTi
 from sojourn.inference.adaln.cache import PlanCache
 from sojourn.inference.adaln.caches import PlanCaches
 from sojourn.inference.adaln.counters import Counters, Result
-from sojourn.inference.adaln.families import Inputs, family_of
+from sojourn.inference.adaln.families import family_of
+from sojourn.inference.adaln.family import Inputs
 from sojourn.inference.adaln.plans import distinct
 from sojourn.inference.adaln.settings import Mode, PlanCacheSettings, Precision
 from sojourn.inference.errors import ModelError
