@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard proto/sojourn/v1/*.proto)
 
-.PHONY: demo test lint proto crds metrics images bench format clean
+.PHONY: demo test lint proto crds metrics families images bench format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -27,6 +27,7 @@ lint: $(STAMP)  ## Format, style, types, layers, protobuf rules, generated files
 	$(BIN)/python -m tools.stubs --check
 	$(BIN)/python -m tools.crds --check
 	$(BIN)/python -m tools.metrics_table --check
+	$(BIN)/python -m tools.families_table --check
 
 format: $(STAMP)  ## Format and repair what can be repaired
 	$(BIN)/ruff format .
@@ -49,6 +50,9 @@ images:  ## One image per process: localhost/sojourn-{inference,residencyd,opera
 
 metrics: $(STAMP)  ## Generate docs/metrics.md
 	$(BIN)/python -m tools.metrics_table
+
+families: $(STAMP)  ## Generate docs/families.md
+	$(BIN)/python -m tools.families_table
 
 bench: $(STAMP)  ## Every benchmark: a table of figures beside their goals
 	for file in bench/[a-z]*.py; do $(BIN)/python $$file || failed=1; done; test -z "$$failed"

@@ -48,6 +48,10 @@ class CachedTransformer:
         transformer.register_forward_pre_hook(self._begin, with_kwargs=True)
         transformer.register_forward_hook(self._end, always_call=True)
 
+    def __deepcopy__(self, memo: object) -> "CachedTransformer":
+        """Pipelines copy their blocks with what they refer to; there is one transformer all the same."""
+        return self
+
     def prepare(self, forwards: Sequence[Inputs], *, check: Check = go_on) -> Lease:
         """Makes the rows of a request's forwards available; see `PlanCache.prepare`.
 

@@ -218,6 +218,7 @@ WITHOUT_PROJECTION = (
     "ErnieImage",
     "JoyImage",
     "Krea2",
+    "QwenImage21",
     "OmniGen",
     "Cosmos3",
     "StableAudio",

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from sojourn.inference.adaln.plans import Plan
@@ -12,7 +12,7 @@ from sojourn.inference.families.projections import PROJECTIONS, is_tensor_of
 from torch import nn
 
 Inputs = Mapping[str, torch.Tensor]
-Read = torch.Tensor | Mapping[str, torch.Tensor]
+Read: TypeAlias = "torch.Tensor | Mapping[str, torch.Tensor]"
 
 
 def one_call(inputs: Inputs) -> tuple[Inputs, ...]:
