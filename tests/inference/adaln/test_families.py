@@ -1,6 +1,7 @@
 """Every family on the real class at a tiny size: bits, what is never loaded, what is in the key, what is refused."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,20 @@ def run(model: nn.Module, forwards: Sequence[Arguments]) -> list[torch.Tensor]:
     return [output if isinstance(output, torch.Tensor) else output[0] for output in outputs]
 
 
-@families
+def variants() -> Iterator[Any]:
+    """Each family at its specimen's configuration, and at each other one by which it differs."""
+    for family in FAMILIES:
+        yield pytest.param(family, SPECIMENS[family.name], id=family.name)
+        for name, value in family.variants:
+            other = replace(SPECIMENS[family.name], config={**SPECIMENS[family.name].config, name: value})
+            yield pytest.param(family.of_config(other.config), other, id=f"{family.name}, {value}")
+
+
+@pytest.mark.parametrize(("family", "specimen"), variants())
 @dtypes
 def test_outputs_are_those_of_resident_projections_which_are_never_loaded(
-    family: Family, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: Family, specimen: Specimen, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    specimen = SPECIMENS[family.name]
     twin = Twin(write_specimen(family.transformer, specimen, tmp_path / "model", dtype), dtype, monkeypatch)
     everything = set(twin.plain.state_dict())
     projections = {name for name in everything if family.is_projection_tensor(name)}
@@ -142,10 +151,10 @@ def test_rows_that_follow_the_prompt_are_exactly_those_of_the_families_with_text
     }
 
 
-VARIANTS = [(family, name) for family in FAMILIES for name in family.unsupported]
+UNSUPPORTED = [(family, name) for family in FAMILIES for name in family.unsupported]
 
 
-@pytest.mark.parametrize(("family", "name"), VARIANTS, ids=lambda one: getattr(one, "name", one))
+@pytest.mark.parametrize(("family", "name"), UNSUPPORTED, ids=lambda one: getattr(one, "name", one))
 def test_a_variant_that_projects_otherwise_is_refused(family: Family, name: str, tmp_path: Path) -> None:
     specimen = SPECIMENS[family.name]
     other = Specimen({**specimen.config, name: family.unsupported[name]}, specimen.arguments)

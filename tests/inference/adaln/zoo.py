@@ -235,7 +235,12 @@ SPECIMENS: Mapping[str, Specimen] = {
     ),
     "hunyuan-video": Specimen(
         {**_HUNYUAN, "num_single_layers": 1, "pooled_projection_dim": 8, "rope_axes_dim": (4, 6, 6)},
-        lambda draw: {**_hunyuan(draw), "pooled_projections": draw.real(8), "guidance": draw.every(6000)},
+        lambda draw: {
+            **_hunyuan(draw),
+            "hidden_states": draw.real(4, 2, 4, 4),
+            "pooled_projections": draw.real(8),
+            "guidance": draw.every(6000),
+        },
         _float32,
     ),
     "hunyuan-video-framepack": Specimen(

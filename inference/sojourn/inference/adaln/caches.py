@@ -71,7 +71,7 @@ class PlanCaches:
     ) -> frozenset[str]:
         """Puts stand-ins into an empty model; returns the tensors that are not to be loaded."""
         try:
-            family = family_of(part.class_name)
+            family = family_of(part.class_name).of_config(getattr(model, "config", {}))
             check_model(model, family)
             check_adapter(family, adapter_tensors(part.path))
             table = Table.of(projections_of(model, family, dtype_of))

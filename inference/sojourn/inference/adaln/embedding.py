@@ -57,11 +57,20 @@ def hunyuan_image(transformer: nn.Module, inputs: Inputs) -> torch.Tensor:
 
 
 def hunyuan_video(transformer: nn.Module, inputs: Inputs) -> torch.Tensor:
-    """Timestep, guidance and pooled text, in the dtype of the latter."""
-    conditioning, _ = transformer.time_text_embed(
-        inputs["timestep"], inputs["pooled_projections"], inputs.get("guidance")
-    )
+    """Timestep, guidance and pooled text, in the dtype of the latter; the clean frame is never guided."""
+    embedder, timestep, pooled = transformer.time_text_embed, inputs["timestep"], inputs["pooled_projections"]
+    if "guidance" not in inputs:
+        return silu(
+            embedder.timestep_embedder(embedder.time_proj(timestep).to(pooled.dtype)) + embedder.text_embedder(pooled)
+        )
+    conditioning, _ = embedder(timestep, pooled, inputs["guidance"])
     return silu(conditioning)
+
+
+def hunyuan_video_clean_frame(inputs: Inputs) -> tuple[Inputs, ...]:
+    """From an image: projections of the video run again for the first frame, which is clean."""
+    clean = {name: value for name, value in inputs.items() if name != "guidance"}
+    return inputs, {**clean, "timestep": torch.zeros_like(inputs["timestep"])}
 
 
 def auraflow(transformer: nn.Module, inputs: Inputs) -> torch.Tensor:

@@ -93,8 +93,7 @@ FAMILIES: tuple[Family, ...] = (
         inputs=("timestep", "guidance", "pooled_projections"),
         embed=embedding.hunyuan_video,
         reusable=False,
-        # Projections run twice, the second time on timestep 0 and without guidance.
-        unsupported={"image_condition_type": "token_replace"},
+        variants={("image_condition_type", "token_replace"): {"calls": embedding.hunyuan_video_clean_frame}},
     ),
     Family(
         name="hunyuan-video-framepack",

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -42,7 +42,8 @@ class Family:
         calls: The forward's inputs -> the inputs of each call of a projection within it, in order.
         widths: Workflow -> the most distinct rows of a step.
         reusable: Whether rows are the same for different prompts.
-        unsupported: Values of the transformer's configuration with which its forward is another one.
+        variants: (Entry, value) of the transformer's configuration -> what of this is another with it, by name.
+        unsupported: Values of the transformer's configuration with which it cannot be served.
         sizes: What the class's own defaults leave open, in a constructor's terms; for docs/families.md.
     """
 
@@ -56,6 +57,7 @@ class Family:
     calls: Callable[[Inputs], tuple[Inputs, ...]] = one_call
     widths: Mapping[str, int] = field(default_factory=dict)
     reusable: bool = True
+    variants: Mapping[tuple[str, object], Mapping[str, Any]] = field(default_factory=dict)
     unsupported: Mapping[str, object] = field(default_factory=dict)
     sizes: Mapping[str, Any] = field(default_factory=dict)
 
@@ -94,6 +96,14 @@ class Family:
                 "than the projections; set --adaln-cache off",
             )
         return tuple(Plan.of(call, row_count(call)) for call in self.calls(inputs))
+
+    def of_config(self, config: Mapping[str, Any]) -> "Family":
+        """The family as it is for a transformer of that configuration."""
+        changes: dict[str, Any] = {}
+        for (name, value), changed in self.variants.items():
+            if config.get(name) == value:
+                changes |= changed
+        return replace(self, **changes)
 
     def check_config(self, config: Mapping[str, Any]) -> None:
         """Refuses a variant of the class whose forward projects in another way.
