@@ -5,21 +5,25 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard proto/sojourn/v1/*.proto)
 
-.PHONY: demo test rules-test lint proto crds metrics dashboards prometheus images bench e2e format clean
+.PHONY: demo test rules-test faults lint proto crds metrics dashboards prometheus screenshots images bench e2e format \
+        clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[inference,residencyd,operator,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[inference,residencyd,operator,tracing,dev]'
 	touch $@
 
 demo: $(STAMP)  ## Serve the shipped model, generate a clip through gRPC, write out/demo.mp4
 	$(BIN)/python -m tools.demo
 
 test: $(STAMP)  ## All tests, with coverage
-	$(BIN)/pytest
+	$(BIN)/pytest --ignore tests/faults
 
 rules-test: $(STAMP) prometheus  ## Dashboards, rules and runbook, with Prometheus' own checks
 	$(BIN)/pytest --no-cov tests/observability
+
+faults: $(STAMP) prometheus  ## Faults made for real, each seen by its alert (root; two minutes)
+	$(BIN)/pytest --no-cov tests/faults
 
 prometheus: $(STAMP)  ## Debian's prometheus and promtool, unpacked into .cache
 	$(BIN)/python -m tools.prometheus
@@ -65,6 +69,9 @@ metrics: $(STAMP)  ## Generate docs/metrics.md
 
 dashboards: $(STAMP)  ## Build the dashboards of charts/sojourn
 	$(BIN)/python -m tools.dashboards
+
+screenshots: $(STAMP) prometheus  ## The README's pictures, from the running demo model (node, npm, chromium)
+	$(BIN)/python -m tools.screenshots
 
 bench: $(STAMP)  ## Every benchmark: a table of figures beside their goals
 	for file in bench/[a-z]*.py; do $(BIN)/python $$file || failed=1; done; test -z "$$failed"

@@ -26,6 +26,7 @@ ALTERED: dict[str, Any] = {
     "operator.image.pullPolicy": "Always",
     "operator.pullSecrets": ["registry"],
     "operator.namespaces": ["studio"],
+    "operator.readServiceSecrets": True,
     "operator.workers": 4,
     "operator.resyncSeconds": 1000000,
     "operator.observeSeconds": 60,
@@ -47,7 +48,9 @@ ALTERED: dict[str, Any] = {
     "services.pullPolicy": "Always",
     "services.pullSecrets": ["registry"],
     "services.podMonitor": True,
+    "services.checkNodes": False,
     "services.monitoringNamespaceLabels": {"a": "b"},
+    "webhook.enabled": True,
     "monitoring.podMonitor": True,
     "monitoring.dashboards": True,
     "monitoring.rules": True,
@@ -60,6 +63,13 @@ WITH_MONITORING = {
     "monitoring.dashboardAnnotations": {"grafana_folder": "Other"},
     "monitoring.ruleLabels": {"release": "monitoring"},
     "monitoring.runbookUrl": "https://wiki.example/sojourn",
+}
+# Have an effect only with a webhook whose certificate is not drawn anew by each rendering.
+ISSUED = {"webhook": {"enabled": True, "certManager": {"enabled": True}}}
+WITH_WEBHOOK = {
+    "webhook.timeoutSeconds": 9,
+    "webhook.certManager.enabled": False,
+    "webhook.certManager.issuerRef": {"kind": "ClusterIssuer", "name": "internal"},
 }
 
 
@@ -79,7 +89,7 @@ def nested(path: str, value: Any) -> dict[str, Any]:
 
 
 def test_every_value_is_altered_below() -> None:
-    assert set(leaves(VALUES)) == set(ALTERED) | set(WITH_MONITORING)
+    assert set(leaves(VALUES)) == set(ALTERED) | set(WITH_MONITORING) | set(WITH_WEBHOOK)
 
 
 @pytest.mark.parametrize("path", list(ALTERED))
@@ -92,6 +102,34 @@ def test_every_value_of_monitoring_has_an_effect(render_text: Callable[..., str]
     given = {"dashboards": True, "rules": True}
     altered = given | {path.split(".")[1]: WITH_MONITORING[path]}
     assert render_text("sojourn", {"monitoring": given}) != render_text("sojourn", {"monitoring": altered})
+
+
+@pytest.mark.parametrize("path", list(WITH_WEBHOOK))
+def test_every_value_of_the_webhook_has_an_effect(render_text: Callable[..., str], path: str) -> None:
+    altered = render_text("sojourn", ISSUED, "--set-json", f"{path}={json.dumps(WITH_WEBHOOK[path])}")
+    assert render_text("sojourn", ISSUED) != altered
+
+
+def test_the_webhook_is_never_in_the_way_and_trusts_the_certificate_of_its_secret(render: Render) -> None:
+    objects = render("sojourn", {"webhook": {"enabled": True}, "operator": {"namespaces": ["a"]}})
+    (webhook,) = only(objects, "ValidatingWebhookConfiguration")["webhooks"]
+    assert (webhook["failurePolicy"], webhook["sideEffects"]) == ("Ignore", "None")
+    assert webhook["namespaceSelector"]["matchExpressions"][0]["values"] == ["a"]
+    secret = only(objects, "Secret")
+    assert webhook["clientConfig"]["caBundle"] == secret["data"]["ca.crt"]
+    pod = only(objects, "Deployment")["spec"]["template"]["spec"]
+    assert secret["metadata"]["name"] in [volume.get("secret", {}).get("secretName") for volume in pod["volumes"]]
+    (service,) = [item for item in objects if item["kind"] == "Service" and "webhook" in item["metadata"]["name"]]
+    assert webhook["clientConfig"]["service"]["name"] == service["metadata"]["name"]
+
+
+def test_cert_manager_may_issue_it(render: Render) -> None:
+    objects = render("sojourn", ISSUED)
+    certificate, issuer = only(objects, "Certificate"), only(objects, "Issuer")
+    assert certificate["spec"]["issuerRef"]["name"] == issuer["metadata"]["name"]
+    annotations = only(objects, "ValidatingWebhookConfiguration")["metadata"]["annotations"]
+    assert annotations["cert-manager.io/inject-ca-from"].endswith(f"/{certificate['metadata']['name']}")
+    assert not [item for item in objects if item["kind"] == "Secret"]
 
 
 @pytest.mark.parametrize(

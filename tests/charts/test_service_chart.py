@@ -184,6 +184,7 @@ def leaves(schema: dict[str, Any], path: str) -> Iterator[str]:
 
 
 def test_every_field_of_every_spec_is_altered_below() -> None:
+    """A field that the hash leaves out is an edit that is ignored: ray-project/kuberay#2331."""
     fields = {leaf for part, model in SPECS.items() for leaf in leaves(structural(model), part)}
     assert fields - ELSEWHERE - WITHOUT_EFFECT == set(ALTERED)
 
@@ -246,6 +247,7 @@ def test_the_manifest_is_the_golden_one(render_text: Callable[..., str], case: s
 
 
 def test_no_number_is_ever_written_as_a_float(render_text: Callable[..., str]) -> None:
+    """helm turns 10485760 into 1.048576e+07: helm/helm#11130, #6867."""
     text = render_text("sojourn-service", CASES["everything"])
     assert not re.search(r"[0-9](\.[0-9]+)?e\+[0-9]", text)
     assert "--max-message-bytes=2147483648" in text
@@ -322,6 +324,7 @@ def test_pods_meet_the_restricted_standard(render: Render) -> None:
 
 
 def test_the_startup_probe_covers_the_load_and_liveness_never_asks_the_model(render: Render) -> None:
+    """Killed while loading, or waited for in vain: kserve/kserve#5062."""
     for seconds in (2, 1200, 1801):
         probes = container(render("sojourn-service", values({"loadTimeoutSeconds": seconds})))
         startup = probes["startupProbe"]
@@ -332,6 +335,7 @@ def test_the_startup_probe_covers_the_load_and_liveness_never_asks_the_model(ren
 
 
 def test_shared_memory_is_mounted_and_sized_by_default(render: Render) -> None:
+    """64 MiB, and no way to change it: vllm-project/vllm#37982, production-stack#899."""
     pod = only(render("sojourn-service", CASES["plain"]), "Deployment")["spec"]["template"]["spec"]
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in pod["volumes"]
     assert {"name": "shm", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]

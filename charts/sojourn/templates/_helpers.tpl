@@ -70,6 +70,18 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
   resources: [configmaps]
   verbs: [get, list, create, update, patch, delete]
 {{- end }}
+{{- if and .Values.operator.readServiceSecrets (ne .Values.helm.driver "secret") }}
+# Certificates and tokens of services, by name.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get]
+{{- end }}
+{{- if and .Values.services.checkNodes (not .Values.operator.namespaces) }}
+# Whether what is asked for fits any node.
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [list]
+{{- end }}
 # Why pods do not serve.
 - apiGroups: [""]
   resources: [pods]

@@ -41,6 +41,18 @@ class Unsupported(SojournError):
     """The request is valid, but this model or installation cannot do it; the message says what to change."""
 
 
+class TierUnavailable(Unsupported):
+    """A quality tier is not offered: for this model, on this device, or for such a request.
+
+    Attributes:
+        tier: The tier that was asked for.
+    """
+
+    def __init__(self, tier: str, model_name: str, obstacle: str) -> None:
+        super().__init__(f"quality tier {tier} is not available for {model_name}: {obstacle}")
+        self.tier = tier
+
+
 class NotServing(SojournError):
     """The process is loading, draining or has failed to load."""
 

@@ -40,7 +40,13 @@ class OutputFormat(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a request may ask for; units as in the message `sojourn.v1.Limits`."""
+    """What a request may ask for; units as in the message `sojourn.v1.Limits`.
+
+    Attributes:
+        trained_sizes: (width, height) that alone are served unless a request says otherwise; empty where any size
+            within the limits is as good.
+        max_flow_shift: 0 of a model that sets its shifts by itself.
+    """
 
     size_multiple: int
     min_edge: int
@@ -59,6 +65,7 @@ class Limits:
     max_prompt_tokens: int
     max_media_bytes: int
     max_flow_shift: float = 100.0
+    trained_sizes: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +132,8 @@ class Clip:
         audio: Waveform [channels, samples], float32 in -1..1; None without audio or decoding.
         sample_rate: Samples per second of `audio`; 0 without it.
         frames_per_second: Rate of `frames`.
+        quality: The tier that it was made at.
+        quality_reason: What of the tier asked for could not be mounted, and why; "" where all of it was.
     """
 
     latents: "torch.Tensor"
@@ -133,3 +142,5 @@ class Clip:
     audio: np.ndarray | None
     sample_rate: int
     frames_per_second: float
+    quality: QualityTier = QualityTier.LOSSLESS
+    quality_reason: str = ""

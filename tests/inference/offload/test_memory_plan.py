@@ -21,10 +21,11 @@ from sojourn.inference.offload.hosting import HostTier
 from sojourn.inference.offload.memory_plan import CacheSize, Demand, Machine, plan_memory
 from sojourn.inference.offload.options import OffloadOptions, parse_size
 from sojourn.inference.offload.plan_report import as_json, as_table, tell
-from sojourn.inference.offload.planning import plan_model
+from sojourn.inference.offload.planning import plan_model, with_usual_request
 from sojourn.inference.offload.settings import Mode, OffloadSettings, ResidentPolicy, Selection
 from sojourn.inference.pipeline.workflow import served_stages
 from sojourn.inference.telemetry import Telemetry
+from sojourn.inference.tiny import tiny_random
 
 GIB = 1 << 30
 
@@ -228,8 +229,9 @@ def test_what_is_no_size_is_refused_with_what_is(text):
 # On a real folder
 
 
-def test_headers_tell_what_loading_then_makes(tiny_folder):
-    folder = read_folder(tiny_folder)
+@pytest.mark.parametrize("family", ["minimax-h3", "helios-mid"])
+def test_headers_tell_what_loading_then_makes(family, tmp_path):
+    folder = read_folder(tiny_random(family, tmp_path))
     for weights in model_weights(folder, precision="BF16"):
         component = build_component(folder.components[weights.name], dtype=torch.bfloat16, device=torch.device("cpu"))
         loaded = {t.data_ptr(): t.numel() * t.element_size() for t in component.value.state_dict().values()}
@@ -239,7 +241,8 @@ def test_headers_tell_what_loading_then_makes(tiny_folder):
 def test_a_folder_is_planned_without_loading_it(tiny_folder):
     folder = read_folder(tiny_folder)
     machine = Machine(device_bytes=None, host_bytes=8 * GIB)
-    result = plan_model(folder, stages_of(folder), machine, OffloadOptions(), dtype=torch.bfloat16)
+    options = with_usual_request(OffloadOptions(), folder, family_of(folder).usual)
+    result = plan_model(folder, stages_of(folder), machine, options, dtype=torch.bfloat16)
     assert result.fits
     assert {p.name for p in result.components} == {"text_encoder", "transformer", "transformer_ref", "vae", "audio_vae"}
     transformer = next(p for p in result.components if p.name == "transformer")
@@ -273,6 +276,17 @@ def test_a_component_without_layers_comes_and_goes_as_a_whole_where_all_are_to_s
     options = OffloadOptions(settings=Selection(named={"vae": layerwise}))
     with pytest.raises(Unsupported, match=r"vae has no repeated layers.*layerwise is for .*transformer"):
         plan_model(folder, stages_of(folder), machine, options, dtype=torch.bfloat16)
+
+
+def test_memory_is_planned_for_the_usual_request_of_the_family_unless_the_installation_says(tmp_path):
+    folders = {family: read_folder(tiny_random(family, tmp_path / family)) for family in ("minimax-h3", "helios-base")}
+    usual = {name: with_usual_request(OffloadOptions(), f, family_of(f).usual) for name, f in folders.items()}
+    assert (usual["minimax-h3"].workload, usual["minimax-h3"].passes) == (Workload(pixels=2048, frames=124), 49)
+    # A chunk at a time, guidance doubles the passes.
+    assert usual["helios-base"].workload == Workload(pixels=128 * 64, frames=33, density=5)
+    assert usual["helios-base"].passes == 4 * 50 * 2
+    asked = OffloadOptions(workload=Workload(pixels=1), passes=7)
+    assert with_usual_request(asked, folders["helios-base"], family_of(folders["helios-base"]).usual) == asked
 
 
 def test_the_table_and_the_json_say_the_same():

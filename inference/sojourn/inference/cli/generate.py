@@ -46,6 +46,10 @@ def generate(
     ] = None,
     width: Annotated[int | None, typer.Option(help="Pixels; with --height.", rich_help_panel=WHAT)] = None,
     height: Annotated[int | None, typer.Option(help="Pixels; with --width.", rich_help_panel=WHAT)] = None,
+    untrained_size: Annotated[
+        bool,
+        typer.Option("--untrained-size", help="Take a size that the model was not trained for.", rich_help_panel=WHAT),
+    ] = False,
     aspect_ratio: Annotated[
         str | None, typer.Option(help="W:H instead of pixels, such as 16:9.", rich_help_panel=WHAT)
     ] = None,
@@ -96,6 +100,7 @@ def generate(
         quality=_quality(quality),
         outputs=[format_of(path) for path in output],
         count=count,
+        untrained_size=untrained_size,
         **_canvas(width, height, aspect_ratio),
         **_length(frames, duration),
     )
@@ -133,6 +138,8 @@ def _plain(message: pb.Accepted | pb.Completed) -> dict[str, Any]:
 
 
 def _tell(console: Console, made: dict[str, Any]) -> None:
+    if reason := made.get("completed", {}).get("quality_reason"):
+        console.print(f"made at {made['completed']['quality']}: {reason}")
     for path in made["files"]:
         console.print(f"[bold]{path}[/]  seed {made['accepted'].get('seed', 0)}")
 

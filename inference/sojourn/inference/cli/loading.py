@@ -11,6 +11,9 @@ from sojourn.inference.cli.exits import CommandFailed, Exit
 from sojourn.inference.offload.observer import Observer as OffloadObserver
 from sojourn.inference.offload.observer import silent
 from sojourn.inference.offload.options import OffloadOptions
+from sojourn.inference.quality.observer import Observer as QualityObserver
+from sojourn.inference.quality.observer import silent as silent_quality
+from sojourn.inference.quality.settings import QualitySettings
 
 if TYPE_CHECKING:
     from sojourn.inference.pipeline import Pipeline
@@ -52,6 +55,8 @@ def lazily_loaded(
     plan_observer: Observer | None = None,
     offload: OffloadOptions | None = None,
     offload_observer: OffloadObserver = silent,
+    quality_settings: QualitySettings | None = None,
+    quality_observer: QualityObserver = silent_quality,
 ) -> "Callable[[], Pipeline]":
     """What loads the model when called.
 
@@ -74,6 +79,8 @@ def lazily_loaded(
             plan_observer=plan_observer,
             offload=offload,
             offload_observer=offload_observer,
+            quality_settings=quality_settings,
+            quality_observer=quality_observer,
         )
 
     return load

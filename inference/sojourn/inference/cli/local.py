@@ -34,6 +34,8 @@ def stream(
         SojournError, RequestStopped: As the server would answer with a status.
     """
     engine = lazily_loaded(model, device=device, dtype=dtype)()
+    if message.quality == pb.QUALITY_TIER_HIGH:
+        engine.fingerprint()  # the tier is bound to it, and there is no server that has hashed the weights meanwhile
     request = validation.resolve(message, engine)
     began = time.monotonic()
     watch = Watch(clock=time.monotonic, deadline=None if timeout is None else began + timeout)
@@ -53,7 +55,7 @@ def _responses(
 ) -> Iterator[pb.GenerateResponse]:
     parameters = messages.parameters(request, frames_per_second=engine.frames_per_second)
     yield pb.GenerateResponse(accepted=pb.Accepted(seed=request.seeds[0], parameters=parameters))
-    completed = pb.Completed(quality=messages.TIER_NUMBERS[request.quality])
+    completed, done = pb.Completed(), []
     seconds: dict[Stage, float] = {}
     while not isinstance(happening := happenings.get(), Ended):
         if isinstance(happening, Made):
@@ -61,13 +63,15 @@ def _responses(
         elif isinstance(happening, Moved):
             yield messages.progress(happening)
         elif isinstance(happening, ClipDone):
-            seed = request.seeds[happening.clip]
-            completed.clips.add(clip=happening.clip, seed=seed, latents_sha256=happening.latents_sha256)
+            done.append(happening)
         if isinstance(happening, Moved | ClipDone) and happening.ended is not None:
             stage, stage_seconds = happening.ended
             seconds[stage] = seconds.get(stage, 0.0) + stage_seconds
     if happening.error is not None:
         raise happening.error
+    used, completed.quality_reason = messages.tier_used(done)
+    completed.quality = messages.TIER_NUMBERS[used]
+    completed.clips.extend(messages.clip_summaries(request, done))
     completed.timings.extend(messages.timings(seconds))
     completed.model_fingerprint = engine.fingerprint()
     yield pb.GenerateResponse(completed=completed)

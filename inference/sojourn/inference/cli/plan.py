@@ -44,11 +44,13 @@ def plan(
 
     options = placement(device_memory=device_memory, host_memory=host_memory, offload=offload, pinning=pinning)
     folder = read_folder(model)
+    family = family_of(folder)
+    options = planning.with_usual_request(options, folder, family.usual)
     options = planning.with_plan_caches(options, folder, PlanCacheSettings(mode=adaln_cache))  # type: ignore[arg-type]
     machine = planning.this_machine(torch_device(DeviceChoice(device)), options, reader=RoomReader(os.getpid()))
     if options.device_memory_bytes is not None:
         machine = Machine(device_bytes=options.device_memory_bytes, host_bytes=machine.host_bytes)
-    stages = served_stages(family_of(folder), folder.components)
+    stages = served_stages(family, folder.components)
     result = planning.plan_model(folder, stages, machine, options, dtype=getattr(torch, dtype))
     if as_json:
         print(plan_report.as_json(result))

@@ -1,13 +1,14 @@
 """`sojourn serve`: one model behind InferenceService, until SIGTERM."""
 
 import logging
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from sojourn.inference import logs
+from sojourn.inference import logs, tracing
 from sojourn.inference.adaln.refusals import SettingRefused
 from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.cli.exits import CommandFailed, Exit
@@ -22,11 +23,13 @@ from sojourn.inference.cli.placement import (
     PinningOption,
     placement,
 )
+from sojourn.inference.quality.settings import QualitySettingRefused, QualitySettings
 from sojourn.inference.server.config import Address, ConfigError, ServerConfig
 from sojourn.inference.server.main import run
 from sojourn.inference.telemetry import Telemetry
 
 SECURITY, LIMITS, WATCHING, PLANS = "Security", "Limits", "Watching", "AdaLN plan cache"
+QUALITY = "Quality tiers"
 _DEFAULTS = PlanCacheSettings()
 
 
@@ -139,6 +142,22 @@ def serve(
             rich_help_panel=OFFLOAD,
         ),
     ] = None,
+    fusions: Annotated[
+        str,
+        typer.Option(
+            help="Fused kernels of tiers extra-high and high: auto (where they are measured to be faster at load), on "
+            "(wherever they run) or off.",
+            metavar="MODE",
+            rich_help_panel=QUALITY,
+        ),
+    ] = QualitySettings.fusions.value,
+    step_cache_table: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of measured errors, made by bench/step_cache.py; tier high is served for the checkpoints in it.",
+            rich_help_panel=QUALITY,
+        ),
+    ] = None,
     metrics_listen: Annotated[
         str, typer.Option(help="HOST:PORT for Prometheus; 'off' for none.", rich_help_panel=WATCHING)
     ] = str(ServerConfig.metrics_listen),
@@ -153,6 +172,7 @@ def serve(
 
     Health (grpc.health.v1) and reflection are on the same port. The port opens at once; health says SERVING when the
     model is loaded. A model that cannot be loaded is told by health, GetInfo and the log, and the process exits 1.
+    SIGUSR1 prints from DEBUG on, SIGUSR2 from --log-level again. OTEL_EXPORTER_OTLP_ENDPOINT turns traces on.
     """
     try:
         config = ServerConfig(
@@ -179,7 +199,9 @@ def serve(
             store_bytes=adaln_store_bytes,
             precision=adaln_precision,  # type: ignore[arg-type]
         )
-    except (ConfigError, SettingRefused, ValueError) as error:
+        quality = QualitySettings(fusions=fusions, table=step_cache_table)  # type: ignore[arg-type]
+        traces = tracing.from_environment(os.environ)
+    except (ConfigError, SettingRefused, QualitySettingRefused, tracing.TracingUnavailable, ValueError) as error:
         raise CommandFailed(str(error), Exit.INVALID) from None
     placed = placement(
         device_memory=device_memory,
@@ -206,5 +228,7 @@ def serve(
         plan_observer=telemetry.plan_cache,
         offload=placed,
         offload_observer=telemetry.offload,
+        quality_settings=quality,
+        quality_observer=telemetry.quality,
     )
-    sys.exit(run(config, load, telemetry=telemetry, printing=printing))
+    sys.exit(run(config, load, telemetry=telemetry, traces=traces, printing=printing))

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 from sojourn.inference.loading.components import Component
 from sojourn.inference.offload.activations import Workload, activation_bytes, headroom_bytes
-from sojourn.inference.offload.assemble import copied, own_mappings, paged
+from sojourn.inference.offload.assemble import copied, own_mappings, paged, resident
 from sojourn.inference.offload.budget import HostMemory, PinLedger
+from sojourn.inference.offload.headers import width_of
 from sojourn.inference.offload.lifecycle import LifeCycle, Situation
 from sojourn.inference.offload.memory_plan import MemoryPlan
 from sojourn.inference.offload.observer import Observer, silent
@@ -20,7 +21,7 @@ from sojourn.inference.offload.plan_report import tell
 from sojourn.inference.offload.planning import shares_host_memory
 from sojourn.inference.offload.room import RoomReader
 from sojourn.inference.offload.settings import Mode, OffloadSettings
-from sojourn.inference.offload.strategies import Copied, Resident, Strategy
+from sojourn.inference.offload.strategies import Copied, Paged, Strategy
 from sojourn.inference.offload.streams import CudaStreams, Streams
 from sojourn.inference.residency.component_map import ComponentMapPublisher, PublishedComponent
 from sojourn.inference.residency.report import Residency, log_loaded, log_settled, residency_of
@@ -146,6 +147,8 @@ def log_component(part: Component) -> None:
 
 def hosted_tensors(strategy: Strategy | None) -> list[torch.Tensor]:
     """What offload itself keeps of a component, on the host and on the device."""
+    if isinstance(strategy, Paged) and strategy.window is not None:
+        return strategy.window.buffers()
     if not isinstance(strategy, Copied):
         return []
     return [*strategy.window.host_tensors(), *strategy.window.device_tensors()]
@@ -171,7 +174,7 @@ def _strategies(
         mode = by_name[name].mode
         settings = options.settings.of(name)
         if mode is Mode.RESIDENT:
-            strategies[name] = Resident()
+            strategies[name] = resident(part.value)
         elif ledger is not None:
             own = devices or Devices.cuda(device)
             strategies[name] = copied(
@@ -234,23 +237,29 @@ class _Needs:
         return sum(span.size_bytes for name in names for span in self._strategies[name].host_spans())
 
     def _growth(self, names: frozenset[str]) -> int:
-        """What was asked for; else activations, on a device that shares host memory its allocator's margin too."""
+        """What was asked for; else activations, on a device that shares host memory its allocator's margin too.
+
+        A decoder tells no width. It is taken to be made to the measure of the model: a model with a narrow transformer
+        does not decode as the measured one does.
+        """
         if not names:
             return 0
         if self._headroom_bytes is not None:
             return self._headroom_bytes
-        width = max(_width(self._components[name].value) for name in names)
+        widths = {name: _width(part.value) for name, part in self._components.items()}
+        width = max(widths[name] for name in names) or max(widths.values())
         estimate = headroom_bytes if self._shared else activation_bytes
         return estimate(self._workload, hidden_size=width)
 
 
 def _width(component: object) -> int:
     config = getattr(component, "config", None)
-    found = getattr(config, "hidden_size", 0)
-    return found if isinstance(found, int) else 0
+    return width_of(config if isinstance(config, Mapping) else {"hidden_size": getattr(config, "hidden_size", 0)})
 
 
 def _published(part: Component, strategy: Strategy | None) -> PublishedComponent:
+    if isinstance(strategy, Paged) and strategy.window is not None:
+        return PublishedComponent(name=part.name, value=part.value, hosted=strategy.window.buffers)
     if not isinstance(strategy, Copied):
         return PublishedComponent(name=part.name, value=part.value)
     window = strategy.window

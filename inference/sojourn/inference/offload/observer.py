@@ -12,6 +12,7 @@ class Fallback(StrEnum):
     """Fast paths that can be given up; the values are those of the metric label `reason`."""
 
     PREFETCH = "prefetch"
+    DIRECT = "direct"
     PIN = "pin"
     REGISTER = "register"
 
@@ -43,6 +44,9 @@ class Observer(Protocol):
 
     def copied(self, *, component: str, size_bytes: int) -> None:
         """Weights went from the host to the device."""
+
+    def read_directly(self, *, component: str, size_bytes: int) -> None:
+        """Weights were read around the page cache for one use."""
 
     def fell_back(self, *, reason: Fallback) -> None:
         """A fast path was given up."""
@@ -79,6 +83,9 @@ class Silent:
         """Ignored."""
 
     def copied(self, *, component: str, size_bytes: int) -> None:
+        """Ignored."""
+
+    def read_directly(self, *, component: str, size_bytes: int) -> None:
         """Ignored."""
 
     def fell_back(self, *, reason: Fallback) -> None:

@@ -8,6 +8,7 @@ from sojourn.inference.adaln.saving import saving_of
 from sojourn.inference.adaln.settings import Mode as PlanCacheMode
 from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.errors import Unsupported
+from sojourn.inference.families.family import UsualRequest
 from sojourn.inference.loading.folder import ModelFolder
 from sojourn.inference.offload.activations import RUNTIME_BYTES, Workload
 from sojourn.inference.offload.headers import ComponentWeights, model_weights
@@ -48,8 +49,8 @@ def plan_model(
         stages=_named(stages, names),
         settings=_settings(options, weights),
         caches=options.caches,
-        uses={name: options.steps for name in names if name.startswith("transformer")},
-        workload=options.workload or _largest_workload(folder),
+        uses={name: options.passes or 1 for name in names if name.startswith("transformer")},
+        workload=options.workload or Workload(),
         pinning=options.pinning,
     )
     return plan_memory(demand, machine)
@@ -92,6 +93,15 @@ def with_plan_caches(options: OffloadOptions, folder: ModelFolder, settings: Pla
     return replace(options, caches=caches)
 
 
+def with_usual_request(options: OffloadOptions, folder: ModelFolder, usual: UsualRequest) -> OffloadOptions:
+    """The options with what a family's requests usually are, where the installation does not say."""
+    return replace(
+        options,
+        workload=options.workload or usual.workload(folder.values),
+        passes=options.passes or usual.passes,
+    )
+
+
 def _named(stages: Sequence[StageUse], names: set[str]) -> list[tuple[str, frozenset[str]]]:
     """The stages by name, each distinct use once; where a stage has several, its components tell them apart."""
     found = list(dict.fromkeys((stage.value, used & names) for stage, used in stages if used & names))
@@ -99,11 +109,6 @@ def _named(stages: Sequence[StageUse], names: set[str]) -> list[tuple[str, froze
     return [
         (stage if alike.count(stage) == 1 else f"{stage} ({', '.join(sorted(used))})", used) for stage, used in found
     ]
-
-
-def _largest_workload(folder: ModelFolder) -> Workload:
-    pixels = folder.values.get("canvas_max_pixels")
-    return Workload(pixels=pixels) if isinstance(pixels, int) and pixels > 0 else Workload()
 
 
 def this_machine(device: torch.device, options: OffloadOptions, *, reader: RoomReader) -> Machine:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sojourn.inference.errors import DeadlineTooShort, QueueFull
-from sojourn.inference.requests import GenerationRequest
+from sojourn.inference.requests import GenerationRequest, QualityTier
 
 # Measurements older than this say nothing: a load that made steps slow an hour ago must not refuse deadlines now,
 # and a service that refuses everything would never measure again.
@@ -34,29 +34,47 @@ class Work:
 
     Attributes:
         clips: Clips to make.
-        evaluations: Transformer evaluations of each clip, at least.
+        evaluations: Steps of the denoising loop of each clip, over all its chunks and levels.
         voxels: width × height × frames.
         decodes: Whether the latents are decoded and encoded, too.
+        step_voxels: width × height × the frames that one step works on; `voxels` where a step works on all of them.
+        quality: The tier: a step of one says nothing of a step of another.
     """
 
     clips: int
     evaluations: int
     voxels: int
     decodes: bool
+    step_voxels: int | None = None
+    quality: QualityTier = QualityTier.LOSSLESS
 
     @property
     def size_class(self) -> int:
         """Works of one class differ in voxels by less than a factor of two."""
         return self.voxels.bit_length()
 
+    @property
+    def step_class(self) -> int:
+        """Works of one class differ in the voxels of a step by less than a factor of two."""
+        return (self.step_voxels or self.voxels).bit_length()
 
-def work_of(request: GenerationRequest) -> Work:
-    """The cost of a request. MiniMax-H3 evaluates the transformer once less than there are points of the schedule."""
+
+def work_of(request: GenerationRequest, *, evaluations: int, step_frames: int) -> Work:
+    """The cost of a request.
+
+    Args:
+        request: The request.
+        evaluations: Steps of the denoising loop of each of its clips.
+        step_frames: Frames that a step works on.
+    """
+    area = request.width * request.height
     return Work(
         clips=len(request.seeds),
-        evaluations=max(1, request.steps - 1),
-        voxels=request.width * request.height * request.frames,
+        evaluations=evaluations,
+        voxels=area * request.frames,
+        step_voxels=area * step_frames,
         decodes=request.decodes,
+        quality=request.quality,
     )
 
 
@@ -80,12 +98,12 @@ class Pace:
     """How long requests take here, by size class, as measured."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, Samples] = {}
+        self._steps: dict[tuple[QualityTier, int], Samples] = {}
         self._overheads: dict[tuple[bool, int], Samples] = {}
 
     def observe_step(self, work: Work, seconds: float, *, now: float) -> None:
         """Notes the seconds of one transformer evaluation."""
-        self._steps.setdefault(work.size_class, Samples()).add(seconds, now=now)
+        self._steps.setdefault((work.quality, work.step_class), Samples()).add(seconds, now=now)
 
     def observe_overhead(self, work: Work, seconds: float, *, now: float) -> None:
         """Notes the seconds that one clip took outside its steps."""
@@ -94,11 +112,14 @@ class Pace:
     def step_seconds(self, work: Work, *, now: float) -> float:
         """Seconds of one evaluation; 0 where unknown.
 
-        Of an unmeasured class, those of the nearest smaller one: a bound from below, as more work is never quicker.
+        Of an unmeasured class, those of the nearest smaller one of its tier: a bound from below, as more work is never
+        quicker.
         """
-        for size_class in sorted(self._steps, reverse=True):
-            if size_class <= work.size_class and (seconds := self._steps[size_class].median(now=now)) is not None:
-                return seconds
+        classes = sorted((size for quality, size in self._steps if quality is work.quality), reverse=True)
+        for size_class in classes:
+            median = self._steps[work.quality, size_class].median(now=now)
+            if size_class <= work.step_class and median is not None:
+                return median
         return 0.0
 
     def seconds(self, work: Work, *, now: float) -> float:

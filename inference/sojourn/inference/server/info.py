@@ -7,7 +7,6 @@ from pathlib import Path
 from sojourn.inference.server.engine import Engine
 from sojourn.inference.server.health import Health
 from sojourn.inference.server.messages import TIER_NUMBERS, WORKFLOW_NUMBERS
-from sojourn.inference.server.validation import SERVED_TIERS
 from sojourn.v1 import inference_pb2 as pb
 
 PACKAGES = ("sojourn", "torch", "diffusers", "transformers")
@@ -33,12 +32,14 @@ def _describe(response: pb.GetInfoResponse, engine: Engine, *, max_waiting: int)
     response.model_fingerprint = engine.known_fingerprint
     response.frames_per_second = engine.frames_per_second
     response.workflows.extend(WORKFLOW_NUMBERS[workflow] for workflow in engine.workflows)
-    response.quality_tiers.extend(TIER_NUMBERS[tier] for tier in SERVED_TIERS)
+    _describe_tiers(response, engine)
     for message, values in ((response.limits, engine.limits), (response.defaults, engine.defaults)):
         for field in message.DESCRIPTOR.fields:
-            if hasattr(values, field.name):
+            if hasattr(values, field.name) and field.message_type is None:
                 setattr(message, field.name, getattr(values, field.name))
     response.limits.max_waiting = max_waiting
+    for width, height in engine.limits.trained_sizes:
+        response.limits.trained_sizes.add(width=width, height=height)
     for component in engine.summaries():
         response.components.add(
             name=component.name,
@@ -46,6 +47,16 @@ def _describe(response: pb.GetInfoResponse, engine: Engine, *, max_waiting: int)
             parameters=component.parameters,
             size_bytes=component.size_bytes,
         )
+
+
+def _describe_tiers(response: pb.GetInfoResponse, engine: Engine) -> None:
+    for offer in engine.offers:
+        told = response.tiers.add(tier=TIER_NUMBERS[offer.tier], obstacle=offer.obstacle or "")
+        if offer.obstacle is None:
+            response.quality_tiers.append(TIER_NUMBERS[offer.tier])
+        if offer.error is not None:
+            fields = (field.name for field in told.measured_error.DESCRIPTOR.fields)
+            told.measured_error.MergeFrom(pb.MeasuredError(**{name: getattr(offer.error, name) for name in fields}))
 
 
 def versions() -> dict[str, str]:

@@ -1,10 +1,10 @@
 """Our types → messages of the contract."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from sojourn.inference.encoding import Artifact
-from sojourn.inference.requests import GenerationRequest
-from sojourn.inference.server.run import Moved
+from sojourn.inference.requests import GenerationRequest, QualityTier
+from sojourn.inference.server.run import ClipDone, Moved
 from sojourn.inference.server.validation import OUTPUT_FORMATS, QUALITY_TIERS, WORKFLOWS
 from sojourn.inference.watch import Stage
 from sojourn.v1 import inference_pb2 as pb
@@ -74,6 +74,20 @@ def chunks(artifact: Artifact, *, index: int, clip: int) -> Iterable[pb.Generate
         yield pb.GenerateResponse(artifact=chunk)
         if chunk.last:
             return
+
+
+def clip_summaries(request: GenerationRequest, done: Sequence[ClipDone]) -> list[pb.ClipSummary]:
+    """What each clip was made from and into."""
+    return [
+        pb.ClipSummary(clip=clip.clip, seed=request.seeds[clip.clip], latents_sha256=clip.latents_sha256)
+        for clip in done
+    ]
+
+
+def tier_used(done: Sequence[ClipDone]) -> tuple[QualityTier, str]:
+    """The lowest tier among the clips of a request, and why it is not what was asked for."""
+    tier = min((clip.quality for clip in done), key=list(QualityTier).index)
+    return tier, "; ".join(dict.fromkeys(clip.quality_reason for clip in done if clip.quality_reason))
 
 
 def timings(seconds: Mapping[Stage, float]) -> list[pb.StageTiming]:

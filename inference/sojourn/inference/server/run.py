@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sojourn.inference.encoding import Artifact, encode, latents_sha256
-from sojourn.inference.requests import GenerationRequest
+from sojourn.inference.requests import GenerationRequest, QualityTier
 from sojourn.inference.server.engine import Engine
 from sojourn.inference.server.status import is_expected
 from sojourn.inference.server.stopwatch import Stopwatch
@@ -53,12 +53,15 @@ class ClipDone:
     Attributes:
         ended: The last stage and its seconds.
         overhead_seconds: Seconds of the clip outside its steps.
+        quality, quality_reason: The tier that it was made at, and why that is not all that was asked for.
     """
 
     clip: int
     latents_sha256: str
     ended: tuple[Stage, float] | None
     overhead_seconds: float
+    quality: QualityTier
+    quality_reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +135,11 @@ class Run:
         now = self._watch.clock()
         ended = stopwatch.end(at=now)
         overhead = now - stopwatch.began - sum(stopwatch.steps)
-        self._post(ClipDone(clip=self._clip, latents_sha256=digest, ended=ended, overhead_seconds=overhead))
+        done = ClipDone(
+            clip=self._clip, latents_sha256=digest, ended=ended, overhead_seconds=overhead, quality=clip.quality,
+            quality_reason=clip.quality_reason,
+        )  # fmt: skip
+        self._post(done)
 
     def _heard(self, event: Event) -> None:
         now = self._watch.clock()

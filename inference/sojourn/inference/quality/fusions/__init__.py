@@ -1,0 +1,1 @@
+"""Fused kernels: each beside the reference that it stands for, with an implementation for each kind of device."""
