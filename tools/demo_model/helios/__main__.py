@@ -24,8 +24,8 @@ from tools.demo_model.progress import clock
 from tools.demo_model.run import Run
 
 CHECKPOINT = "helios-digits"
-VAE_STEPS = 1000
-POOL_CLIPS = 800
+VAE_STEPS = 600
+POOL_CLIPS = 500
 CLIPS_PER_DIGIT = 3
 
 REFERENCE_S = {"vae": 540.0, "pool": 240.0, "s0": 600.0, "s1": 600.0}

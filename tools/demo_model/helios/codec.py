@@ -54,7 +54,7 @@ def train(
         optimizer.load_state_dict(kept["optimizer"])
         schedule.load_state_dict(kept["schedule"])
         generator.set_state(kept["generator"])
-        first = kept["step"]
+        first = progress.resumed_at = kept["step"]
     for step in range(first, steps):
         grey, _ = data.draw_clips(glyphs, BATCH, TRAIN_FRAMES, generator)
         loss = _loss(vae, to_pixels(grey), generator)
