@@ -2,14 +2,17 @@
 
 Makes an H3-shaped transformer (50 layers, bf16, about 2.3 GB, of which 1.0 GB are AdaLN projections; random weights,
 seeded) and runs its denoising steps once per contender, each in a process and a control group of its own that is capped
-at 2000 MiB, from a cold page cache. One contender, the stock model with all its weights resident, has no cap: it is
-what the others are measured against. Every contender computes the same steps; equal sums mean equal bits.
+at 2000 MiB, from a cold page cache, those that map the checkpoint from a copy of their own. One contender, the stock
+model with all its weights resident, has no cap: it is what the others are measured against. All have the same number of
+threads and take turns, a step each, so that whatever else the machine does meets them alike. Every contender computes
+the same steps; equal sums mean equal bits.
 
     python bench/capped_memory.py            # table beside goals; exit code 1 if a goal is missed
     python bench/capped_memory.py --json
 
 Needs a memory controller that it may make a control group in (root, or delegated), v1 or v2; without one it says so and
-exits 0. Run it on an otherwise idle machine.
+exits 0. Takes 9 GB of disk (and 4 GB that peers write), 12 GiB of memory and about four minutes. Run it on an otherwise
+idle machine.
 """
 
 import argparse
@@ -17,13 +20,15 @@ import hashlib
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +38,10 @@ for part in ("proto", "inference", "residencyd"):
 
 MIB = 1 << 20
 CAP_MIB = 2000
-WARM_UP, STEPS = 5, 9
-# Rows of one step (24): few, so that a step takes about as long as reading its weights once from memory. With more rows
-# computation hides what is measured here.
-VIDEO, AUDIO, TEXT = (1, 4, 4), 4, 4
+WARM_UP, STEPS = 5, 11
+# Rows of one step (12): few, so that a step takes about as long as reading its weights once from memory. With more rows
+# computation hides what is measured here; `--rows 24` shows how much.
+ROWS = 12
 
 CONFIG = {
     "num_attention_heads": 10, "attention_head_dim": 128, "hidden_size": 992, "num_layers": 50,
@@ -96,24 +101,34 @@ def flush(folder: Path) -> None:
             os.close(descriptor)
 
 
-def steps() -> list[dict[str, Any]]:
-    """The inputs of every step: a schedule of distinct timesteps, two modalities."""
+def own_checkpoint(contender: str, folder: Path) -> Path:
+    """Where a contender reads the checkpoint from: pages of one file are charged to whoever touches them first."""
+    if contender not in ("mapped", "ours", "cached"):
+        return folder
+    own = folder.parent / f"of-{contender}"
+    if not (own / "done").exists():
+        shutil.copytree(folder, own, dirs_exist_ok=True)
+        flush(own)
+    return own
+
+
+def steps(total: int) -> list[dict[str, Any]]:
+    """The inputs of every step of so many rows: a schedule of distinct timesteps, two modalities."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
-    frames, height, width = VIDEO
-    rows = frames * height * width
-    total = rows + AUDIO + TEXT
+    audio = text = total // 6
+    rows = total - audio - text
     fixed = {
         "hidden_states": torch.randn(1, rows, CONFIG["in_channels"] * 4, generator=generator),
-        "audio_hidden_states": torch.randn(1, AUDIO, CONFIG["audio_in_channels"], generator=generator),
-        "encoder_hidden_states": torch.randn(1, TEXT, CONFIG["text_dim"], generator=generator).bfloat16(),
-        "token_tags": torch.tensor([0] * rows + [2] * AUDIO + [1] * TEXT),
-        "timestep_indices": torch.tensor([0] * rows + [1] * AUDIO + [0] * TEXT),
+        "audio_hidden_states": torch.randn(1, audio, CONFIG["audio_in_channels"], generator=generator),
+        "encoder_hidden_states": torch.randn(1, text, CONFIG["text_dim"], generator=generator).bfloat16(),
+        "token_tags": torch.tensor([0] * rows + [2] * audio + [1] * text),
+        "timestep_indices": torch.tensor([0] * rows + [1] * audio + [0] * text),
         "position_ids": torch.stack([torch.arange(total)] * 3, dim=-1),
         "video_indices": torch.arange(rows),
-        "audio_indices": torch.arange(rows, rows + AUDIO),
-        "text_indices": torch.arange(rows + AUDIO, total),
+        "audio_indices": torch.arange(rows, rows + audio),
+        "text_indices": torch.arange(rows + audio, total),
         "return_dict": False,
     }
     grid = torch.linspace(0.02, 0.98, WARM_UP + STEPS)
@@ -172,7 +187,7 @@ def cached(folder: Path) -> Any:
     from sojourn.inference.adaln.settings import PlanCacheSettings
 
     plans = PlanCaches(PlanCacheSettings(mode="on", plans=WARM_UP + STEPS, width=2, host_bytes=0), torch_device())
-    component = our_component(folder, leave_out=plans.leave_out("transformer", CLASS_NAME))
+    component = our_component(folder, leave_out=plans.leave_out)
     plans.open({"transformer": component})
     under_advice(component.value)
     component.value.prepare_plans = plans.transformers["transformer"].prepare
@@ -184,8 +199,8 @@ def our_model(folder: Path) -> Any:
     return our_component(folder).value
 
 
-def our_component(folder: Path, **rest: Any) -> Any:
-    """The same as the engine's component."""
+def our_component(folder: Path, leave_out: Callable[[Any], Any] = lambda part: None) -> Any:
+    """The same as the engine's component; `leave_out` says of its folder what is not loaded."""
     import torch
     from sojourn.inference.loading.components import build_component
     from sojourn.inference.loading.folder import ComponentFolder, ComponentKind
@@ -200,7 +215,7 @@ def our_component(folder: Path, **rest: Any) -> Any:
         config=json.loads((folder / "config.json").read_text()),
         files=(read_safetensors(folder / "diffusion_pytorch_model.safetensors"),),
     )
-    return build_component(part, dtype=torch.bfloat16, device=torch_device(), **rest)
+    return build_component(part, dtype=torch.bfloat16, device=torch_device(), leave_out=leave_out(part))
 
 
 def torch_device() -> Any:
@@ -248,42 +263,50 @@ MAKERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def measure(contender: str, folder: Path) -> dict[str, Any]:
-    """Runs one contender in this process."""
+def contend(contender: str, folder: Path, *, rows: int, threads: int) -> None:
+    """Runs one contender in this process: a step for every line that comes in, and what it took for every line out."""
     import torch
-    from sojourn.residencyd.kernel.process import read_status
+
+    torch.set_num_threads(threads)
+    inputs = steps(rows)
+    model = MAKERS[contender](folder)
+    lease = None
+    if contender == "cached":
+        with torch.inference_mode():
+            lease = model.prepare_plans([{"timestep": step["timestep"]} for step in inputs], check=lambda: None)
+    tell({"ready": True})
+    for step in inputs:
+        sys.stdin.readline()
+        tell(measured(model, step))
+    del lease
+
+
+def measured(model: Any, step: dict[str, Any]) -> dict[str, Any]:
+    """One step: what it took, what it made, and what there is now."""
+    import torch
     from sojourn.residencyd.kernel.process_io import read_io
 
-    inputs = steps()
-    model = MAKERS[contender](folder)
-    digest = hashlib.sha256()
-    seconds, reads, kept = [], [], []
+    read_before, began = read_io().read_bytes, time.perf_counter()
     with torch.inference_mode():
-        lease = (
-            model.prepare_plans([{"timestep": step["timestep"]} for step in inputs]) if contender == "cached" else None
-        )
-        for step in inputs:
-            read_before, began = read_io().read_bytes, time.perf_counter()
-            outputs = model(**step)
-            seconds.append(time.perf_counter() - began)
-            reads.append(read_io().read_bytes - read_before)
-            for output in outputs:
-                digest.update(output.float().contiguous().numpy().tobytes())
-            kept.append(window_of(model))
-        del lease
+        outputs = model(**step)
+    seconds = time.perf_counter() - began
+    read = read_io().read_bytes - read_before
+    made = b"".join(output.float().contiguous().numpy().tobytes() for output in outputs)
     return {
-        "seconds": statistics.median(seconds[WARM_UP:]),
-        "read_bytes": statistics.median(reads[WARM_UP:]),
+        "seconds": seconds,
+        "read_bytes": read,
+        "sha256": hashlib.sha256(made).hexdigest(),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "anonymous_bytes": read_status(os.getpid()).rss_anonymous_bytes,
-        "sha256": digest.hexdigest(),
         "weight_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
-        "kept_bytes": kept[-1],
+        "kept_bytes": window_of(model),
         "room_bytes": room_of(model),
-        "told": vars(getattr(model, "told", object())) if hasattr(model, "told") else None,
-        "all_seconds": [round(value, 4) for value in seconds],
-        "all_reads_mib": [round(value / MIB, 1) for value in reads],
+        "told": vars(model.told) if hasattr(model, "told") else None,
     }
+
+
+def tell(what: dict[str, Any]) -> None:
+    """To the parent."""
+    print(json.dumps(what), flush=True)
 
 
 def window_of(model: Any) -> int | None:
@@ -298,8 +321,10 @@ def room_of(model: Any) -> int | None:
     The cap less all that is charged to the group and cannot be dropped, less file pages of the code that runs, less
     what a step allocates. The window that streaming needs, and the slack, are not taken off.
     """
+    from sojourn.inference.offload.spans import size_of
+
     window = getattr(model, "page_window", None)
-    return window.room_bytes + window._fixed_bytes if window is not None else None
+    return window.room_bytes + size_of(window.rest) if window is not None else None
 
 
 # The runner
@@ -331,17 +356,74 @@ def control_group(limit_bytes: int) -> Iterator[Path]:
                 time.sleep(0.1)
 
 
-def run(contender: str, folder: Path, group: Path | None) -> dict[str, Any]:
-    """Runs a contender in a process of its own, from a cold page cache."""
-    flush(folder.parent)  # the copies that peers make of the weights too
-    command = [sys.executable, __file__, "--contender", contender, "--folder", str(folder)]
-    if group is not None:
-        command += ["--group", str(group)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"]
-        return {"failed": lines[-1][:200], "status": done.returncode}
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+class Contender:
+    """A contender's process, started from a cold page cache, and the steps that it has run."""
+
+    def __init__(self, name: str, folder: Path, *, rows: int, threads: int, group: Path | None) -> None:
+        own = own_checkpoint(name, folder)
+        flush(folder.parent)  # the copies that peers make of the weights too
+        command = [sys.executable, __file__, "--contender", name, "--folder", str(own), "--rows", str(rows)]
+        command += ["--threads", str(threads), *(["--group", str(group)] if group is not None else [])]
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed in close
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        )  # fmt: skip
+        self.failure: str | None = None
+        self.steps: list[dict[str, Any]] = []
+        self._hear()
+
+    def step(self) -> None:
+        """Has it run a step, unless it has ended."""
+        if self.failure is None:
+            assert self.process.stdin is not None
+            print("step", file=self.process.stdin, flush=True)
+            if (heard := self._hear()) is not None:
+                self.steps.append(heard)
+
+    def _hear(self) -> dict[str, Any] | None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                return dict(json.loads(line))
+        self.errors.seek(0)
+        status = self.process.wait()
+        lines = self.errors.read().strip().splitlines() or [f"ended with status {status}"]
+        self.failure = lines[-1][:200]
+        return None
+
+    def close(self) -> None:
+        """Ends it."""
+        self.process.kill()
+        self.process.communicate()
+        self.errors.close()
+
+    def result(self) -> dict[str, Any]:
+        """Medians after the warm-up."""
+        if self.failure is not None:
+            return {"failed": self.failure}
+        counted = self.steps[WARM_UP:]
+        return self.steps[-1] | {
+            "seconds": statistics.median(step["seconds"] for step in counted),
+            "read_bytes": statistics.median(step["read_bytes"] for step in counted),
+            "sha256": hashlib.sha256("".join(step["sha256"] for step in self.steps).encode()).hexdigest(),
+            "all_seconds": [round(step["seconds"], 4) for step in self.steps],
+            "all_reads_mib": [round(step["read_bytes"] / MIB, 1) for step in self.steps],
+        }
+
+
+def run(names: list[str], folder: Path, *, rows: int, threads: int) -> dict[str, dict[str, Any]]:
+    """Has contenders take turns."""
+    with ExitStack() as stack:
+        contenders = {}
+        for name in names:
+            group = None if name == "resident" else stack.enter_context(control_group(CAP_MIB * MIB))
+            contenders[name] = Contender(name, folder, rows=rows, threads=threads, group=group)
+            stack.callback(contenders[name].close)
+        for _ in range(WARM_UP + STEPS):
+            for contender in contenders.values():
+                contender.step()
+        return {name: contender.result() for name, contender in contenders.items()}
 
 
 def goals(results: dict[str, dict[str, Any]]) -> list[tuple[str, str, bool]]:
@@ -406,23 +488,19 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print every figure as JSON")
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp/sojourn-bench/capped/transformer"))
     parser.add_argument("--only", nargs="*", choices=CONTENDERS, default=list(CONTENDERS), help="some contenders")
+    parser.add_argument("--rows", type=int, default=ROWS, help="of one step; a multiple of 6")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every contender")
     parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--group", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.contender:
         if arguments.group:
             (arguments.group / "cgroup.procs").write_text("0")
-        print(json.dumps(measure(arguments.contender, arguments.folder)))
+        contend(arguments.contender, arguments.folder, rows=arguments.rows, threads=arguments.threads)
         return 0
     make_model(arguments.folder)
-    results = {}
     try:
-        for name in arguments.only:
-            if name == "resident":
-                results[name] = run(name, arguments.folder, None)
-            else:
-                with control_group(CAP_MIB * MIB) as group:
-                    results[name] = run(name, arguments.folder, group)
+        results = run(arguments.only, arguments.folder, rows=arguments.rows, threads=arguments.threads)
     except NoControlGroup as error:
         print(f"skipped: no memory control group can be made here ({error}); run as root or delegate the controller")
         return 0

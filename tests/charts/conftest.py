@@ -1,3 +1,4 @@
+import functools
 import json
 import subprocess
 from collections.abc import Callable
@@ -26,14 +27,18 @@ def helm() -> Path:
 
 @pytest.fixture(scope="session")
 def render_text(helm: Path) -> Callable[..., str]:
-    """Output of `helm template`."""
+    """Output of `helm template`; the same question is asked once."""
 
-    def render(chart: str, values: dict[str, Any], *more: str, release: str = "dsvc-demo") -> str:
+    @functools.cache
+    def asked(chart: str, values: str, more: tuple[str, ...], release: str) -> str:
         command = [helm, "template", release, ROOT / "charts" / chart, "-n", "studio", "-f", "-", *more]
-        done = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True)
+        done = subprocess.run(command, input=values, capture_output=True, text=True)
         if done.returncode:
             raise Refused(done.stderr)
         return done.stdout
+
+    def render(chart: str, values: dict[str, Any], *more: str, release: str = "dsvc-demo") -> str:
+        return asked(chart, json.dumps(values), more, release)
 
     return render
 

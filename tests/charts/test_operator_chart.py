@@ -26,6 +26,7 @@ ALTERED: dict[str, Any] = {
     "operator.image.pullPolicy": "Always",
     "operator.pullSecrets": ["registry"],
     "operator.namespaces": ["studio"],
+    "operator.readServiceSecrets": True,
     "operator.workers": 4,
     "operator.resyncSeconds": 1000000,
     "operator.observeSeconds": 60,
@@ -47,22 +48,34 @@ ALTERED: dict[str, Any] = {
     "services.pullPolicy": "Always",
     "services.pullSecrets": ["registry"],
     "services.podMonitor": True,
+    "services.checkNodes": False,
     "services.monitoringNamespaceLabels": {"a": "b"},
+    "webhook.enabled": True,
     "monitoring.podMonitor": True,
     "monitoring.dashboards": True,
+    "monitoring.rules": True,
     "networkPolicy.enabled": False,
     "networkPolicy.monitoringNamespaceLabels": {"a": "b"},
 }
-# Have an effect only together with monitoring.dashboards.
-WITH_DASHBOARDS = {
+# Have an effect only together with monitoring.dashboards and monitoring.rules.
+WITH_MONITORING = {
     "monitoring.dashboardLabels": {"other": "1"},
     "monitoring.dashboardAnnotations": {"grafana_folder": "Other"},
+    "monitoring.ruleLabels": {"release": "monitoring"},
+    "monitoring.runbookUrl": "https://wiki.example/sojourn",
+}
+# Have an effect only with a webhook whose certificate is not drawn anew by each rendering.
+ISSUED = {"webhook": {"enabled": True, "certManager": {"enabled": True}}}
+WITH_WEBHOOK = {
+    "webhook.timeoutSeconds": 9,
+    "webhook.certManager.enabled": False,
+    "webhook.certManager.issuerRef": {"kind": "ClusterIssuer", "name": "internal"},
 }
 
 
 def leaves(values: dict[str, Any], path: str = "") -> Iterator[str]:
     for name, value in values.items():
-        if isinstance(value, dict) and value and not name.startswith("dashboard"):
+        if isinstance(value, dict) and value and not name.startswith(("dashboard", "rule")):
             yield from leaves(value, f"{path}{name}.")
         else:
             yield f"{path}{name}"
@@ -76,7 +89,7 @@ def nested(path: str, value: Any) -> dict[str, Any]:
 
 
 def test_every_value_is_altered_below() -> None:
-    assert set(leaves(VALUES)) == set(ALTERED) | set(WITH_DASHBOARDS)
+    assert set(leaves(VALUES)) == set(ALTERED) | set(WITH_MONITORING) | set(WITH_WEBHOOK)
 
 
 @pytest.mark.parametrize("path", list(ALTERED))
@@ -84,11 +97,39 @@ def test_every_value_has_an_effect(render_text: Callable[..., str], path: str) -
     assert render_text("sojourn", {}) != render_text("sojourn", nested(path, ALTERED[path]))
 
 
-@pytest.mark.parametrize("path", list(WITH_DASHBOARDS))
-def test_every_value_of_the_dashboards_has_an_effect(render_text: Callable[..., str], path: str) -> None:
-    given = {"monitoring": {"dashboards": True}}
-    altered = {"monitoring": {"dashboards": True, path.split(".")[1]: WITH_DASHBOARDS[path]}}
-    assert render_text("sojourn", given) != render_text("sojourn", altered)
+@pytest.mark.parametrize("path", list(WITH_MONITORING))
+def test_every_value_of_monitoring_has_an_effect(render_text: Callable[..., str], path: str) -> None:
+    given = {"dashboards": True, "rules": True}
+    altered = given | {path.split(".")[1]: WITH_MONITORING[path]}
+    assert render_text("sojourn", {"monitoring": given}) != render_text("sojourn", {"monitoring": altered})
+
+
+@pytest.mark.parametrize("path", list(WITH_WEBHOOK))
+def test_every_value_of_the_webhook_has_an_effect(render_text: Callable[..., str], path: str) -> None:
+    altered = render_text("sojourn", ISSUED, "--set-json", f"{path}={json.dumps(WITH_WEBHOOK[path])}")
+    assert render_text("sojourn", ISSUED) != altered
+
+
+def test_the_webhook_is_never_in_the_way_and_trusts_the_certificate_of_its_secret(render: Render) -> None:
+    objects = render("sojourn", {"webhook": {"enabled": True}, "operator": {"namespaces": ["a"]}})
+    (webhook,) = only(objects, "ValidatingWebhookConfiguration")["webhooks"]
+    assert (webhook["failurePolicy"], webhook["sideEffects"]) == ("Ignore", "None")
+    assert webhook["namespaceSelector"]["matchExpressions"][0]["values"] == ["a"]
+    secret = only(objects, "Secret")
+    assert webhook["clientConfig"]["caBundle"] == secret["data"]["ca.crt"]
+    pod = only(objects, "Deployment")["spec"]["template"]["spec"]
+    assert secret["metadata"]["name"] in [volume.get("secret", {}).get("secretName") for volume in pod["volumes"]]
+    (service,) = [item for item in objects if item["kind"] == "Service" and "webhook" in item["metadata"]["name"]]
+    assert webhook["clientConfig"]["service"]["name"] == service["metadata"]["name"]
+
+
+def test_cert_manager_may_issue_it(render: Render) -> None:
+    objects = render("sojourn", ISSUED)
+    certificate, issuer = only(objects, "Certificate"), only(objects, "Issuer")
+    assert certificate["spec"]["issuerRef"]["name"] == issuer["metadata"]["name"]
+    annotations = only(objects, "ValidatingWebhookConfiguration")["metadata"]["annotations"]
+    assert annotations["cert-manager.io/inject-ca-from"].endswith(f"/{certificate['metadata']['name']}")
+    assert not [item for item in objects if item["kind"] == "Secret"]
 
 
 @pytest.mark.parametrize(
@@ -168,19 +209,20 @@ def test_no_number_is_ever_written_as_a_float(render_text: Callable[..., str]) -
     assert not re.search(r"[0-9]e\+[0-9]", text)
 
 
-@pytest.mark.parametrize("path", sorted((CHART / "dashboards").glob("*.json")), ids=lambda path: path.stem)
-def test_dashboards_name_only_metrics_that_are_exported(path: Path) -> None:
-    """Those of the operator; and they load untouched: no inputs, a variable for the data source."""
-    from sojourn.operator.telemetry import Snapshot, Telemetry
+def test_dashboards_and_rules_come_through_unchanged(render: Render) -> None:
+    """Grafana's and Prometheus' own templates among them."""
+    objects = render("sojourn", {"monitoring": {"dashboards": True, "rules": True}})
+    rules = yaml.safe_load((CHART / "rules/sojourn.yaml").read_text())
+    assert only(objects, "PrometheusRule")["spec"] == rules
+    boards = [item for item in objects if "grafana_dashboard" in item["metadata"].get("labels", {})]
+    shipped = {f"sojourn-{path.name}": path.read_text() for path in (CHART / "dashboards").glob("*.json")}
+    assert {name: text.rstrip() for board in boards for name, text in board["data"].items()} == {
+        name: text.rstrip() for name, text in shipped.items()
+    }
 
-    board = json.loads(path.read_text())
-    assert "__inputs" not in board
-    assert board["templating"]["list"][0]["name"] == "datasource"
-    telemetry = Telemetry(version="test")
-    telemetry.watch_resources(Snapshot, lambda: None)
-    exported = {sample.name for family in telemetry.registry.collect() for sample in family.samples}
-    exported |= {family.name for family in telemetry.registry.collect()}
-    exported |= {f"{family.name}_total" for family in telemetry.registry.collect()}
-    text = json.dumps(board["panels"])
-    named = set(re.findall(r"sojourn_operator_[a-z_]+", text))
-    assert named <= exported, named - exported
+
+def test_the_runbook_is_where_the_values_say(render_text: Callable[..., str]) -> None:
+    given = {"dashboards": True, "rules": True, "runbookUrl": "https://wiki.example/sojourn"}
+    text = render_text("sojourn", {"monitoring": given})
+    assert "https://wiki.example/sojourn#sojournheadroomshort" in text
+    assert "sojourn.dev/docs" not in text

@@ -184,6 +184,7 @@ def leaves(schema: dict[str, Any], path: str) -> Iterator[str]:
 
 
 def test_every_field_of_every_spec_is_altered_below() -> None:
+    """A field that the hash leaves out is an edit that is ignored: ray-project/kuberay#2331."""
     fields = {leaf for part, model in SPECS.items() for leaf in leaves(structural(model), part)}
     assert fields - ELSEWHERE - WITHOUT_EFFECT == set(ALTERED)
 
@@ -246,6 +247,7 @@ def test_the_manifest_is_the_golden_one(render_text: Callable[..., str], case: s
 
 
 def test_no_number_is_ever_written_as_a_float(render_text: Callable[..., str]) -> None:
+    """helm turns 10485760 into 1.048576e+07: helm/helm#11130, #6867."""
     text = render_text("sojourn-service", CASES["everything"])
     assert not re.search(r"[0-9](\.[0-9]+)?e\+[0-9]", text)
     assert "--max-message-bytes=2147483648" in text
@@ -322,6 +324,7 @@ def test_pods_meet_the_restricted_standard(render: Render) -> None:
 
 
 def test_the_startup_probe_covers_the_load_and_liveness_never_asks_the_model(render: Render) -> None:
+    """Killed while loading, or waited for in vain: kserve/kserve#5062."""
     for seconds in (2, 1200, 1801):
         probes = container(render("sojourn-service", values({"loadTimeoutSeconds": seconds})))
         startup = probes["startupProbe"]
@@ -332,6 +335,7 @@ def test_the_startup_probe_covers_the_load_and_liveness_never_asks_the_model(ren
 
 
 def test_shared_memory_is_mounted_and_sized_by_default(render: Render) -> None:
+    """64 MiB, and no way to change it: vllm-project/vllm#37982, production-stack#899."""
     pod = only(render("sojourn-service", CASES["plain"]), "Deployment")["spec"]["template"]["spec"]
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in pod["volumes"]
     assert {"name": "shm", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
@@ -360,6 +364,78 @@ def test_values_are_equal_however_the_spec_was_ordered() -> None:
     one = {"podLabels": {"a": "1", "b": "2"}, "images": {"pullSecrets": ["x", "a"]}}
     other = {"images": {"pullSecrets": ["a", "x"]}, "podLabels": {"b": "2", "a": "1"}}
     assert canonical(values(one)) == canonical(values(other))
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], tuple[Any, ...]]:
+    """What `sojourn serve` would start with these arguments: the server's configuration and the model's options."""
+    import importlib
+
+    from sojourn.inference.cli import app
+    from typer.testing import CliRunner
+
+    command = importlib.import_module("sojourn.inference.cli.serve")
+
+    def call(arguments: list[str]) -> tuple[Any, ...]:
+        started: list[Any] = []
+
+        def lazily_loaded(model: Path, **options: Any) -> Callable[[], None]:
+            started.append(options)
+            return lambda: None
+
+        monkeypatch.setattr(command, "lazily_loaded", lazily_loaded)
+        monkeypatch.setattr(command, "run", lambda config, load, **rest: started.append(config) or 0)
+        monkeypatch.setattr(command.logs, "configure", lambda **rest: None)
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, (arguments, done.output, done.exception)
+        options, config = started
+        return config, options
+
+    return call
+
+
+@pytest.mark.parametrize("field", list(ALTERED))
+def test_serve_takes_whatever_any_field_is_rendered_to(
+    render: Render, served: Callable[[list[str]], tuple[Any, ...]], field: str
+) -> None:
+    part, given = field.split(".")[0], ALTERED[field][1]
+    rendered = render(
+        "sojourn-service", values(**({"spec": {}, part: given} if part != "service" else {"spec": given}))
+    )
+    served(container(rendered)["args"])
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Resident", "Component", "Layerwise"])
+def test_serve_takes_every_mode(render: Render, served: Callable[[list[str]], tuple[Any, ...]], mode: str) -> None:
+    offload = {"mode": mode, "components": [{"name": "vae", "mode": mode}]}
+    _, options = served(container(render("sojourn-service", values({}, None, offload)))["args"])
+    settings = options["offload"].settings
+    assert settings.default.mode == settings.of("vae").mode == mode.lower()
+
+
+def test_serve_understands_every_field_of_the_policy_as_it_is_meant(
+    render: Render, served: Callable[[list[str]], tuple[Any, ...]]
+) -> None:
+    from sojourn.inference.offload.settings import Mode, OffloadSettings, ResidentPolicy
+
+    policy = {
+        "mode": "Layerwise", "residentLayers": 0, "prefetchLayers": 2, "residentPolicy": "Strided",
+        "pinning": "Disabled", "coldPageAdvice": "Disabled", "nextStageHeadroom": "12Gi",
+        "components": [
+            {"name": "text_encoder", "mode": "Component"},
+            {"name": "transformer", "mode": "Auto", "residentLayers": 7, "prefetchLayers": 3},
+        ],
+    }  # fmt: skip
+    assert {field.split("[")[0] for field in policy} == {
+        field.split(".")[1].split("[")[0] for field in ALTERED if field.startswith("offload.")
+    }
+    _, options = served(container(render("sojourn-service", values({}, None, policy)))["args"])
+    placement, strided = options["offload"], ResidentPolicy.STRIDED
+    assert placement.settings.of("vae") == OffloadSettings(mode=Mode.LAYERWISE, resident=0, prefetch=2, policy=strided)
+    assert placement.settings.of("text_encoder").mode is Mode.COMPONENT
+    assert placement.settings.of("transformer") == OffloadSettings(resident=7, prefetch=3, policy=strided)
+    assert (placement.pinning, placement.cold_advice) == (False, False)
+    assert placement.next_stage_headroom_bytes == 12 * 2**30
 
 
 @pytest.mark.parametrize("case", list(CASES))

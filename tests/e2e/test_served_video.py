@@ -1,203 +1,118 @@
-"""kubectl apply to a served video, on a node that runs pods.
-
-SOJOURN_E2E_KUBECONFIG names a cluster whose nodes have the images localhost/sojourn-{inference,residencyd,operator}
-with the tag SOJOURN_E2E_TAG (dev). `make e2e` starts such a cluster, builds and loads them. Else the tests skip.
-"""
+"""kubectl apply to a served video: the demo, its life and its end."""
 
 import json
-import os
-import subprocess
-import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-from tests.kubernetes import ROOT, program
+from tests.e2e.client import Client
+from tests.e2e.node import (
+    DEMO,
+    PORT,
+    STUDIO,
+    condition,
+    demo_as_written,
+    get,
+    has,
+    kubectl,
+    patch,
+    pods,
+    ready,
+    shell,
+    until,
+)
+from tests.e2e.watching import Watch
 
-KUBECONFIG = os.environ.get("SOJOURN_E2E_KUBECONFIG", "")
-TAG = os.environ.get("SOJOURN_E2E_TAG", "dev")
-SYSTEM, STUDIO, ELSEWHERE = "sojourn-system", "studio", "elsewhere"
-ENDPOINT = f"dsvc-demo.{STUDIO}.svc.cluster.local:50051"
-
-pytestmark = [
-    pytest.mark.skipif(not KUBECONFIG, reason="no node: set SOJOURN_E2E_KUBECONFIG, or run make e2e"),
-    pytest.mark.timeout(900),
-]
-
-
-def run(name: str, *arguments: object, given: str | None = None, check: bool = True) -> str:
-    """Output of kubectl or helm."""
-    command = [str(program(name)), "--kubeconfig", KUBECONFIG, *map(str, arguments)]
-    done = subprocess.run(command, input=given, capture_output=True, text=True)
-    assert not check or done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-    return done.stdout + ("" if check else done.stderr)
-
-
-def kubectl(*arguments: object, given: str | None = None, check: bool = True) -> str:
-    return run("kubectl", *arguments, given=given, check=check)
-
-
-def get(namespace: str, *what: object) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(kubectl("-n", namespace, "get", *what, "-o", "json"))
-    return found
-
-
-def until(ready: Callable[[], Any], seconds: float, what: str) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (answer := ready()):
-        assert time.monotonic() < deadline, f"{what}: not within {seconds} s\n{diagnosis()}"
-        time.sleep(1)
-    return answer
-
-
-def diagnosis() -> str:
-    parts = [
-        kubectl("-n", STUDIO, "get", "dsvc,deploy,pods", "-o", "wide", check=False),
-        kubectl("-n", STUDIO, "get", "dsvc", "-o", "jsonpath={.items[*].status}", check=False),
-        kubectl("-n", STUDIO, "logs", "deploy/dsvc-demo", "--all-containers", "--tail=20", check=False),
-        kubectl("-n", SYSTEM, "logs", "deploy/sojourn-operator", "--tail=20", check=False),
-    ]
-    return "\n".join(parts)
-
-
-def ready(status: str = "True") -> bool:
-    item = get(STUDIO, "dsvc", "demo")
-    found = {c["type"]: c for c in item.get("status", {}).get("conditions", [])}.get("Ready", {})
-    return bool(found.get("status") == status and found["observedGeneration"] == item["metadata"]["generation"])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def installed() -> Iterator[None]:
-    """The operator from its chart; a namespace that allows restricted pods only, and another one."""
-    for namespace in (SYSTEM, STUDIO, ELSEWHERE):
-        labels = "pod-security.kubernetes.io/enforce=restricted"
-        kubectl("create", "namespace", namespace, check=False)
-        kubectl("label", "namespace", namespace, labels, "--overwrite")
-    sets = [
-        f"operator.image.tag={TAG}",
-        f"services.inferenceImage=localhost/sojourn-inference:{TAG}",
-        f"services.residencydImage=localhost/sojourn-residencyd:{TAG}",
-        "operator.observeSeconds=5",
-    ]
-    run("helm", "upgrade", "--install", "sojourn", ROOT / "charts/sojourn", "-n", SYSTEM, "--wait", "--timeout=3m",
-        *(word for one in sets for word in ("--set", one)))  # fmt: skip
-    kubectl("-n", STUDIO, "apply", "-f", ROOT / "examples/demo.yaml")
-    yield
-    kubectl("-n", STUDIO, "delete", "-f", ROOT / "examples/demo.yaml", "--ignore-not-found", "--timeout=120s")
-    run("helm", "uninstall", "sojourn", "-n", SYSTEM)
-    kubectl("delete", "namespace", SYSTEM, STUDIO, ELSEWHERE, "--wait=false")
-
-
-def client(namespace: str, name: str, *arguments: str) -> str:
-    """Phase and log of a pod that runs `sojourn` as a client."""
-    security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {
-            "restartPolicy": "Never",
-            "automountServiceAccountToken": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 10001,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [
-                {
-                    "name": "client",
-                    "image": f"localhost/sojourn-inference:{TAG}",
-                    "imagePullPolicy": "Never",
-                    "args": list(arguments),
-                    "securityContext": security,
-                    "resources": {"requests": {"cpu": "20m"}},
-                    "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
-                }
-            ],
-            "volumes": [{"name": "tmp", "emptyDir": {}}],
-        },
-    }
-    kubectl("apply", "-f", "-", given=json.dumps(pod))
-
-    def ended() -> str:
-        phase: str = get(namespace, "pod", name)["status"].get("phase", "")
-        return phase if phase in ("Succeeded", "Failed") else ""
-
-    phase = until(ended, 240, f"client pod {name}")
-    log = kubectl("-n", namespace, "logs", name)
-    kubectl("-n", namespace, "delete", "pod", name, "--wait=false")
-    return f"{phase}\n{log}"
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("demo")]
+ENDPOINT = f"dsvc-demo.{STUDIO}.svc.cluster.local:{PORT}"
+BYTES = r"[0-9.]+(Ki|Mi|Gi)?"
 
 
 def test_the_demo_is_ready_with_its_figures() -> None:
-    until(ready, 180, "demo Ready")
-    kubectl("-n", STUDIO, "get", "dsvc", "demo")
-
-    def figures() -> bool:
-        status = get(STUDIO, "dsvc", "demo")["status"]
-        return bool(status.get("model") and status.get("residency", {}).get("components"))
-
-    until(figures, 60, "figures of the demo")
-    status = get(STUDIO, "dsvc", "demo")["status"]
-    assert status["model"] == "h3-digits"
-    visible = next(c for c in status["conditions"] if c["type"] == "ResidencyVisible")
-    assert visible["status"] == "True", visible
-
-
-def test_a_client_of_the_namespace_gets_a_video_through_the_service() -> None:
-    until(ready, 180, "demo Ready")
-    answer = client(
-        STUDIO, "client", "generate", "a moving seven", "--server", ENDPOINT, "-o", "/tmp/out.mp4", "--json"
+    until(
+        lambda: get(STUDIO, "dsvc", "demo")["status"].get("residency", {}).get("components"), 60, "figures of the demo"
     )
-    assert answer.startswith("Succeeded"), answer
+    service = get(STUDIO, "dsvc", "demo")
+    assert service["status"]["model"] == "h3-digits"
+    assert condition(service, "ResidencyVisible")["status"] == "True", service["status"]
+    assert condition(service, "PageOutEffective")["status"] == "True", service["status"]
+    header, row = kubectl("-n", STUDIO, "get", "dsvc").splitlines()
+    assert header.split() == ["NAME", "READY", "REASON", "MODEL", "REPLICAS", "VRAM", "HOST", "SAVED", "HIT%", "AGE"]
+    cells = dict(
+        zip(("NAME", "READY", "REASON", "MODEL", "REPLICAS", "VRAM", "HOST", "SAVED"), row.split(), strict=False)
+    )
+    assert (cells["READY"], cells["REASON"], cells["REPLICAS"]) == ("True", "Serving", "1/1")
+    for column in ("VRAM", "HOST", "SAVED"):
+        assert cells[column][0].isdigit(), row
+    assert cells["HOST"] != "0", row
 
 
-def test_a_client_of_another_namespace_is_refused_by_the_network_policy() -> None:
-    until(ready, 180, "demo Ready")
-    arguments = ("generate", "a seven", "--server", ENDPOINT, "-o", "/tmp/out.mp4", "--timeout", "20")
-    assert client(ELSEWHERE, "client", *arguments).startswith("Failed")
+def test_a_client_gets_a_video_through_the_service(neighbour: Client) -> None:
+    made = json.loads(neighbour.generate(ENDPOINT, "--steps", "12", "--seed", "7"))
+    assert made["files"] == ["/tmp/out.mp4"]
+    again = json.loads(neighbour.generate(ENDPOINT, "--steps", "12", "--seed", "7"))
+    clips = [answer["completed"]["clips"] for answer in (made, again)]
+    assert clips[0] == clips[1], "the same seed is the same clip, built plans or not"
+    saw = until(lambda: get(STUDIO, "dsvc", "demo")["status"].get("adaLN", {}).get("hitRatio"), 90, "HIT% of the demo")
+    assert saw == "50"
 
 
-def test_no_token_of_a_service_account_is_in_the_workload() -> None:
-    until(ready, 180, "demo Ready")
-    where = "/var/run/secrets/kubernetes.io/serviceaccount"
-    for container in ("inference", "residencyd"):
-        found = kubectl("-n", STUDIO, "exec", "deploy/dsvc-demo", "-c", container, "--", "ls", where, check=False)
-        assert "No such file" in found
+def test_shared_memory_has_the_size_that_was_asked_for() -> None:
+    code = "import os; found = os.statvfs('/dev/shm'); print(found.f_frsize * found.f_blocks)"
+    assert int(shell(STUDIO, "deploy/dsvc-demo", "inference", "python3", "-c", code)) == 64 << 20
+
+
+def test_an_edit_is_not_ready_until_its_pods_serve() -> None:
+    """Of the service itself: nothing is said about a generation that was not looked at."""
+    old = {pod["metadata"]["uid"] for pod in pods()}
+    with Watch(STUDIO, "dsvc", "demo") as watch:
+        patch(STUDIO, "dsvc", "demo", podAnnotations={"edited": "yes"})
+        generation = get(STUDIO, "dsvc", "demo")["metadata"]["generation"]
+        until(lambda: has(STUDIO, "demo", "Ready", "True"), 180, "Ready after the edit")
+        serving = [pod for pod in pods() if condition(pod, "Ready")["status"] == "True"]
+    assert serving
+    assert all(
+        pod["metadata"]["annotations"].get("edited") == "yes" for pod in serving if pod["metadata"]["uid"] not in old
+    )
+    assert any(pod["metadata"]["uid"] not in old for pod in serving)
+    said = [condition(event, "Ready") for event in watch.events if event["metadata"]["generation"] == generation]
+    told = [found["status"] for found in said if found["observedGeneration"] == generation]
+    assert told[0] != "True", told
+    assert told[-1] == "True", told
+    assert told == sorted(told, key=lambda status: status == "True"), f"Ready and then not: {told}"
 
 
 def test_an_edit_of_a_policy_rolls_the_pods() -> None:
-    until(ready, 180, "demo Ready")
-    before = {
-        pod["metadata"]["name"] for pod in get(STUDIO, "pods", "-l", "app.kubernetes.io/part-of=sojourn")["items"]
-    }
-    kubectl("-n", STUDIO, "patch", "adaln", "demo", "--type=merge", "-p", '{"spec":{"plans":60}}')
-    until(lambda: not ready(), 30, "not Ready after the edit")
-    until(ready, 240, "Ready after the edit")
-    after = {pod["metadata"]["name"] for pod in get(STUDIO, "pods", "-l", "app.kubernetes.io/part-of=sojourn")["items"]}
-    assert after - before
+    old = {pod["metadata"]["uid"] for pod in pods()}
+    patch(STUDIO, "adaln", "demo", plans=60)
+    until(lambda: not has(STUDIO, "demo", "Ready", "True"), 30, "not Ready after the edit")
+    ready()
+    new = [pod for pod in pods() if pod["metadata"]["uid"] not in old]
+    assert any("--adaln-plans=60" in pod["spec"]["containers"][0]["args"] for pod in new)
 
 
 def test_an_oom_kill_is_told_with_its_code() -> None:
     """A pod with too small a limit: the model does not fit."""
-    kubectl("-n", STUDIO, "patch", "dsvc", "demo", "--type=merge", "-p",
-            '{"spec":{"resources":{"limits":{"memory":"180Mi"},"requests":{"memory":"100Mi"}}}}')  # fmt: skip
+    patch(STUDIO, "dsvc", "demo", resources={"limits": {"memory": "180Mi"}, "requests": {"memory": "100Mi"}})
 
     def told() -> bool:
         return bool(get(STUDIO, "dsvc", "demo")["status"].get("lastFailure", {}).get("reason") == "OOMKilled")
 
     try:
         until(told, 180, "OOMKilled in lastFailure")
-        assert get(STUDIO, "dsvc", "demo")["status"]["lastFailure"]["exitCode"] == 137
-        assert not ready()
+        service = get(STUDIO, "dsvc", "demo")
+        assert service["status"]["lastFailure"]["exitCode"] == 137
+        found = condition(service, "Ready")
+        assert (found["status"], found["reason"]) == ("False", "OOMKilled"), found
+        assert "exit code 137" in found["message"]
+        assert get(STUDIO, "deploy", "dsvc-demo")["status"]["availableReplicas"] == 1, "the old pod serves on"
     finally:
-        kubectl("-n", STUDIO, "apply", "-f", ROOT / "examples/demo.yaml")
+        demo_as_written()
 
 
 def test_deleting_leaves_nothing() -> None:
-    kubectl("-n", STUDIO, "delete", "dsvc", "demo", "--timeout=120s")
-    kinds = "deploy,svc,sa,networkpolicy,hpa,pdb,cm"
-    left = get(STUDIO, kinds, "-l", "app.kubernetes.io/instance=dsvc-demo")["items"]
-    assert left == []
-    assert get(STUDIO, "cm", "-l", "owner=helm")["items"] == []
+    kubectl("-n", STUDIO, "delete", "-f", DEMO, "--timeout=120s")
+    kinds = "deploy,svc,sa,networkpolicy,hpa,pdb,cm,secret"
+    assert get(STUDIO, kinds, "-l", "app.kubernetes.io/instance=dsvc-demo")["items"] == []
+    assert get(STUDIO, "cm,secret", "-l", "owner=helm")["items"] == []
+    labels = ("-l", "app.kubernetes.io/instance=dsvc-demo")
+    until(lambda: not get(STUDIO, "pods,rs,endpointslices", *labels)["items"], 60, "pods gone")

@@ -1,14 +1,13 @@
 import copy
 import dataclasses
 import importlib.util
-import io
 import shutil
 import time
-import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers.modular_pipelines.minimax_h3 import (
@@ -20,6 +19,7 @@ from PIL import Image
 from sojourn.inference.errors import InvalidRequest, Unsupported
 from sojourn.inference.pipeline import DeviceChoice, Pipeline, load_pipeline
 from sojourn.inference.requests import GenerationRequest, Workflow
+from sojourn.inference.server import media
 from sojourn.inference.watch import Watch
 
 MakeRequest = Callable[..., GenerationRequest]
@@ -148,36 +148,12 @@ def test_what_the_blocks_would_refuse_half_way_is_refused_before(
     assert message in violation.description
 
 
-def encoded_picture() -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGBA", (40, 30), (255, 0, 0, 128)).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def encoded_sound() -> bytes:
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(8000)
-        file.writeframes(bytes(1600))
-    return buffer.getvalue()
-
-
-def test_references_are_decoded_to_the_familys_types(tiny: Pipeline) -> None:
-    image = tiny.decode_reference("image", encoded_picture())
+def test_references_become_the_familys_types(tiny: Pipeline) -> None:
+    image = tiny.reference("image", Image.new("RGB", (40, 30)))
     assert isinstance(image, MiniMaxH3ImageReference)
-    assert (image.image.mode, image.image.size) == ("RGB", (40, 30))
-    audio = tiny.decode_reference("audio", encoded_sound())
+    audio = tiny.reference("audio", media.Audio(samples=np.zeros((1, 800), np.float32), sample_rate=8000))
     assert isinstance(audio, MiniMaxH3AudioReference)
     assert (audio.sample_rate, tuple(audio.audio.shape)) == (8000, (1, 800))
-
-
-@pytest.mark.parametrize("kind", ["image", "video", "audio"])
-@pytest.mark.parametrize("content", [b"", b"not a medium", encoded_picture()[:40]], ids=["empty", "text", "cut"])
-def test_bytes_that_are_no_medium_are_a_violation(tiny: Pipeline, kind: str, content: bytes) -> None:
-    with pytest.raises(InvalidRequest, match=f"no {'picture' if kind == 'image' else kind} that can be decoded"):
-        tiny.decode_reference(kind, content)
 
 
 def test_cuda_without_a_device_is_refused(tiny_folder: Path) -> None:
@@ -191,7 +167,7 @@ def test_setting_up_a_request_takes_less_than_a_millisecond(tiny: Pipeline, make
     request, seconds = make_request(), []
     for _ in range(20):
         begin = time.perf_counter()
-        tiny._for_request(tiny.family.schedule(tiny._stock, request).schedulers)
+        tiny._for_request(tiny.family.schedule(tiny._stock, request).own)
         seconds.append(time.perf_counter() - begin)
     assert min(seconds) < 0.001
 

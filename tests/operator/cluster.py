@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from sojourn.operator.kube.client import DEPLOYMENTS, DIFFUSION_SERVICES, PODS, 
 from sojourn.operator.naming import release_name
 from sojourn.operator.resources import API_VERSION, GROUP
 from sojourn.operator.resources.definitions import KINDS, definition
+
+from tests.operator.served import Model
 
 CRDS = Resource("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions")
 NAMESPACES = Resource("v1", "Namespace", "namespaces")
@@ -51,6 +53,42 @@ async def until(ready: Callable[[], Awaitable[Any]], *, seconds: float = 30, pau
         assert asyncio.get_running_loop().time() < deadline, f"{ready} not true within {seconds} s"
         await asyncio.sleep(pause)
     return answer
+
+
+@contextlib.asynccontextmanager
+async def fresh_namespace(kube: Kube) -> AsyncIterator[str]:
+    """A namespace that nobody else uses, until the context ends."""
+    name = f"t{os.getpid()}-{next(numbers)}"
+    await kube.create(NAMESPACES, {"metadata": {"name": name, "namespace": ""}})
+    yield name
+    await kube.delete(NAMESPACES, "", name)
+
+
+_POD_MONITORS = "podmonitors.monitoring.coreos.com"
+
+
+@contextlib.asynccontextmanager
+async def pod_monitors(kube: Kube) -> AsyncIterator[None]:
+    """A cluster that knows PodMonitors, until the context ends."""
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    names = {"kind": "PodMonitor", "plural": "podmonitors", "singular": "podmonitor"}
+    spec = {"group": "monitoring.coreos.com", "scope": "Namespaced", "names": names, "versions": [version]}
+    await kube.create(CRDS, {"metadata": {"name": _POD_MONITORS, "namespace": ""}, "spec": spec})
+    await until(established(kube, _POD_MONITORS))
+    yield
+    await no_pod_monitors(kube)
+
+
+async def no_pod_monitors(kube: Kube) -> None:
+    """Takes the kind away, and with it every object of it."""
+    with contextlib.suppress(NotFound):
+        await kube.delete(CRDS, "", _POD_MONITORS)
+
+    async def gone() -> bool:
+        return not await exists(kube, CRDS, "", _POD_MONITORS)
+
+    await until(gone)
 
 
 async def exists(kube: Kube, resource: Resource, namespace: str, name: str) -> bool:
@@ -104,8 +142,8 @@ async def until_condition(
     return condition(last, type_)
 
 
-async def serve(kube: Kube, namespace: str, name: str = "demo", *, wanted: int = 1) -> None:
-    """Plays the kubelet of a control plane without nodes: the pods of the newest spec run and are ready."""
+async def serve(kube: Kube, namespace: str, model: Model, name: str = "demo", *, wanted: int = 1) -> None:
+    """Plays the kubelet of a control plane without nodes: the pods of the newest spec run, where a model is served."""
 
     async def served() -> bool:
         deployment = await kube.get(DEPLOYMENTS, namespace, release_name(name))
@@ -113,13 +151,15 @@ async def serve(kube: Kube, namespace: str, name: str = "demo", *, wanted: int =
         if state.get("observedGeneration") != deployment["metadata"]["generation"]:
             return False
         for pod in await kube.list(PODS, namespace, labels=f"app.kubernetes.io/instance={release_name(name)}"):
-            await answer(kube, pod)
+            await answer(kube, pod, model)
         return state.get("availableReplicas") == state.get("updatedReplicas") == state.get("replicas") == wanted
 
     await until(served, seconds=40)
 
 
-async def answer(kube: Kube, pod: dict[str, Any], *, ready: bool = True, ended: dict[str, Any] | None = None) -> None:
+async def answer(
+    kube: Kube, pod: dict[str, Any], model: Model, *, ready: bool = True, ended: dict[str, Any] | None = None
+) -> None:
     """Writes a pod's status as a kubelet does."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     flag = "True" if ready else "False"
@@ -139,6 +179,7 @@ async def answer(kube: Kube, pod: dict[str, Any], *, ready: bool = True, ended: 
         }
         for item in pod["spec"]["containers"]
     ]
-    body = {"status": {"phase": "Running", "conditions": conditions, "containerStatuses": containers}}
+    address = {"podIP": model.address, "podIPs": [{"ip": model.address}]}
+    body = {"status": {"phase": "Running", "conditions": conditions, "containerStatuses": containers, **address}}
     with contextlib.suppress(NotFound):
         await kube.merge(PODS, pod["metadata"]["namespace"], pod["metadata"]["name"], body, subresource="status")

@@ -12,8 +12,10 @@ from sojourn.operator.kube.client import Kube
 
 from tests.kubernetes import CLUSTER
 from tests.operator.audit import Audit
-from tests.operator.cluster import NAMESPACES, install_crds, numbers
+from tests.operator.cluster import fresh_namespace, install_crds
 from tests.operator.operators import OperatorProcess, account_kubeconfig
+from tests.operator.served import Model, own_address, served
+from tests.operator.stage import Stage, open_stage
 
 
 @pytest.fixture(scope="session")
@@ -47,10 +49,15 @@ async def kube(kubeconfig: Path) -> AsyncIterator[Kube]:
 @pytest.fixture
 async def namespace(kube: Kube) -> AsyncIterator[str]:
     """A namespace of the test's own."""
-    name = f"t{os.getpid()}-{next(numbers)}"
-    await kube.create(NAMESPACES, {"metadata": {"name": name, "namespace": ""}})
-    yield name
-    await kube.delete(NAMESPACES, "", name)
+    async with fresh_namespace(kube) as name:
+        yield name
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    """The shipped model, served at an address of this session's own."""
+    with served(tmp_path_factory.mktemp("served"), own_address(), "--allow-insecure", "--adaln-cache=on") as running:
+        yield running
 
 
 @pytest.fixture
@@ -70,3 +77,10 @@ def audit(request: pytest.FixtureRequest) -> Audit:
     if os.environ.get("SOJOURN_TEST_KUBECONFIG"):
         pytest.skip("no audit log: set SOJOURN_TEST_AUDIT_LOG beside SOJOURN_TEST_KUBECONFIG")
     return Audit(request.getfixturevalue("control_plane") / "audit.log")
+
+
+@pytest.fixture
+async def stage(kube: Kube, kubeconfig: Path, tmp_path: Path) -> AsyncIterator[Stage]:
+    """An operator behind a proxy that fails at will."""
+    async with open_stage(kube, kubeconfig, tmp_path) as opened:
+        yield opened

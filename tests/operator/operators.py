@@ -33,14 +33,20 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def rights(namespace: str, *sets: str) -> list[dict[str, Any]]:
-    """Role and RoleBinding as the chart makes them for one namespace."""
+def rendered(namespace: str, *sets: str) -> list[dict[str, Any]]:
+    """Objects of the operator's chart."""
     helm = program("helm")
     assert helm, "a cluster without helm"
-    command = [helm, "template", "sojourn", ROOT / "charts/sojourn", "-n", namespace]
-    command += ["--set", f"operator.namespaces={{{namespace}}}", *(word for one in sets for word in ("--set", one))]
+    command: list[str | Path] = [helm, "template", "sojourn", ROOT / "charts/sojourn", "-n", namespace]
+    command += [word for one in sets for word in ("--set", one)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return [item for item in yaml.safe_load_all(text) if item and item["kind"] in ("Role", "RoleBinding")]
+    return [item for item in yaml.safe_load_all(text) if item]
+
+
+def rights(namespace: str, *sets: str) -> list[dict[str, Any]]:
+    """Role and RoleBinding as the chart makes them for one namespace."""
+    objects = rendered(namespace, f"operator.namespaces={{{namespace}}}", *sets)
+    return [item for item in objects if item["kind"] in ("Role", "RoleBinding")]
 
 
 async def account_kubeconfig(kubeconfig: Path, namespace: str, target: Path, *sets: str) -> Path:

@@ -1,4 +1,5 @@
-"""A proxy before the API server that kills its clients at a chosen writing request, or answers a watch with 410.
+"""A proxy before the API server that kills its clients at a chosen writing request, fails or holds requests, answers
+a watch with 410, and remembers who asked for what.
 
 Clients talk plain HTTP to it; it passes everything on. helm sends no token over plain HTTP, so the proxy adds it.
 """
@@ -11,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import aiohttp
 from aiohttp import web
@@ -45,6 +46,14 @@ class Trap:
         return self.seen == self.at
 
 
+class Right(NamedTuple):
+    """One permission: API group, resource with its subresource, verb."""
+
+    group: str
+    resource: str
+    verb: str
+
+
 @dataclass
 class Proxy:
     """The proxy while it runs."""
@@ -56,6 +65,14 @@ class Proxy:
     gone: str = ""
     cut: set[asyncio.Task[None]] = field(default_factory=set)
     answered_gone: int = 0
+    # Status with which a request is answered instead of by the server; 0 lets it through.
+    fails: Callable[[web.Request], int] = lambda request: 0
+    # Requests that wait until `release` is set.
+    holds: Callable[[web.Request], bool] = lambda request: False
+    held: asyncio.Event = field(default_factory=asyncio.Event)
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    # What was asked for, in the words of RBAC.
+    rights: set[Right] = field(default_factory=set)
 
     @property
     def server(self) -> str:
@@ -94,6 +111,11 @@ async def _handle(
         # As the API server says it: an event of a stream that began well.
         expired = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": 410}
         return web.json_response({"type": "ERROR", "object": expired | {"message": "too old resource version"}})
+    if code := state.fails(request):
+        return web.json_response({"kind": "Status", "message": "the proxy fails", "code": code}, status=code)
+    if state.holds(request):
+        state.held.set()
+        await state.release.wait()
     trap = state.trap
     hit = trap is not None and not trap.sprung and trap.counts(request)
     if trap and hit and trap.side == "before":
@@ -105,6 +127,7 @@ async def _handle(
     async with upstream.request(
         request.method, server + str(request.rel_url), data=body or None, headers=headers
     ) as answer:
+        state.rights |= rights_of(request, answer.status)
         if trap and hit:
             await answer.read()
             _spring(trap)
@@ -128,6 +151,30 @@ async def _copy(answer: aiohttp.ClientResponse, passed: web.StreamResponse) -> N
     async for chunk in answer.content.iter_any():
         await passed.write(chunk)
     await passed.write_eof()
+
+
+def is_write(request: web.Request) -> bool:
+    return request.method not in ("GET", "HEAD") and "dryRun" not in request.query
+
+
+def rights_of(request: web.Request, status: int) -> set[Right]:
+    """What an answered request needed the right to."""
+    parts = request.path.strip("/").split("/")
+    group, rest = ("", parts[2:]) if parts[0] == "api" else (parts[1] if len(parts) > 1 else "", parts[3:])
+    rest = rest[2:] if rest[:1] == ["namespaces"] and len(rest) > 2 else rest
+    if not rest or status in (403, 404, 405):
+        return set()
+    resource, named = "/".join(rest[::2]), len(rest) > 1
+    verb = {
+        "GET": "get" if named else "watch" if "watch" in request.query else "list",
+        "POST": "create",
+        "PUT": "update",
+        "PATCH": "patch",
+        "DELETE": "delete",
+    }[request.method]
+    # Server-side apply of something new needs both.
+    made = {Right(group, resource, "create")} if request.method == "PATCH" and status == 201 else set()
+    return {Right(group, resource, verb), *made}
 
 
 def _spring(trap: Trap) -> None:

@@ -10,6 +10,7 @@ from sojourn.operator.conditions import (
     merge,
     transitions,
 )
+from sojourn.operator.resources.status import UNSEEN, DiffusionServiceStatus
 
 EARLY, LATE = "2026-09-01T12:00:00Z", "2026-09-01T12:05:00Z"
 
@@ -20,6 +21,12 @@ def test_the_time_moves_only_with_the_status() -> None:
     other = merge(same, [Verdict(READY, "True", "Serving")], generation=2, now=LATE)
     assert [found.last_transition_time for found in (*same, *other)] == [EARLY, LATE]
     assert same[0].observed_generation == 2
+
+
+def test_the_time_begins_with_what_the_operator_says_not_with_what_an_object_is_born_with() -> None:
+    born = DiffusionServiceStatus.model_validate(UNSEEN).conditions
+    after = merge(born, [Verdict(READY, "Unknown", "Reconciling")], generation=1, now=EARLY)
+    assert after[0].last_transition_time == EARLY
 
 
 def test_reconciling_and_stalled_exist_only_while_they_are_true() -> None:

@@ -1,15 +1,19 @@
 """helm's words as types, and its records without helm."""
 
+import asyncio
 import base64
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 from sojourn.operator.errors import OperatorError, Permanent, Transient
 from sojourn.operator.helm import (
     ForeignObject,
+    Helm,
     HelmFailed,
     HelmForbidden,
+    HelmSettings,
     ImmutableField,
     InvalidManifest,
     InvalidValues,
@@ -49,6 +53,15 @@ def test_what_helm_says_becomes_a_type(said: str, type_: type[OperatorError]) ->
     assert type(error) is type_
     assert said.removeprefix("Error: ") in str(error)
     assert isinstance(error, Permanent | Transient)
+
+
+def test_an_answer_that_is_no_release_is_a_failure(tmp_path: Path) -> None:
+    program = tmp_path / "helm"
+    program.write_text("#!/bin/sh\ncat > /dev/null; echo done\n")
+    program.chmod(0o755)
+    helm = Helm(HelmSettings(program=str(program)))
+    with pytest.raises(HelmFailed, match="something else than a release: 'done"):
+        asyncio.run(helm.upgrade("a", "b", {}, {}))
 
 
 def test_what_stays_until_somebody_acts_says_what_to_do() -> None:

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from sojourn.operator.kube.client import DEPLOYMENTS, DIFFUSION_SERVICES, Kube
+from sojourn.operator.kube.client import DEPLOYMENTS, DIFFUSION_SERVICES, SECRETS, Kube
 
 from tests.kubernetes import ROOT, program
 from tests.operator.cluster import CRDS, exists, install_crds, service
@@ -41,22 +41,26 @@ async def has_width(kube: Kube) -> bool:
 async def test_an_upgrade_brings_new_fields_and_an_uninstall_keeps_everybodys_objects(
     kube: Kube, namespace: str, kubeconfig: Path, tmp_path: Path
 ) -> None:
+    """What lies in a chart's crds/ folder is never upgraded."""
     try:
         foreign = helm(kubeconfig, "install", "sojourn", older(tmp_path / "older"), "-n", namespace)
         assert foreign.returncode, "definitions of somebody else are not taken over without being told to"
         assert "cannot be imported" in foreign.stderr
         helm(kubeconfig, "uninstall", "sojourn", "-n", namespace)
-        scope = ("--set", f"operator.namespaces={{{namespace}}}")
+        scope = ("--set", f"operator.namespaces={{{namespace}}}", "--set", "webhook.enabled=true")
         taken = helm(
             kubeconfig, "install", "sojourn", tmp_path / "older", "-n", namespace, "--take-ownership",
             "--force-conflicts", *scope,
         )  # fmt: skip
         assert taken.returncode == 0, taken.stderr
         assert not await has_width(kube)
+        trusted = (await kube.get(SECRETS, namespace, "sojourn-operator-webhook"))["data"]
         await kube.create(DIFFUSION_SERVICES, service(namespace))
         done = helm(kubeconfig, "upgrade", "sojourn", CHART, "-n", namespace, *scope)
         assert done.returncode == 0, done.stderr
         assert await has_width(kube)
+        kept = (await kube.get(SECRETS, namespace, "sojourn-operator-webhook"))["data"]
+        assert kept == trusted, "the webhook's certificate outlives an upgrade"
         assert await exists(kube, DEPLOYMENTS, namespace, "sojourn-operator")
         gone = helm(kubeconfig, "uninstall", "sojourn", "-n", namespace)
         assert gone.returncode == 0, gone.stderr

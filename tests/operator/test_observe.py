@@ -1,65 +1,162 @@
-"""What is read from pods, and what of it reaches the status."""
+"""What pods answer, and what of it reaches the status."""
 
 import logging
 from typing import Any
 
+import pytest
 from sojourn.operator import logs
+from sojourn.operator.conditions import PLAN_FITS, READY, find
 from sojourn.operator.desired import Policies
-from sojourn.operator.observe import PodView, parse, rounded, summarise
-from sojourn.operator.plan import host_plan, human
-from sojourn.operator.reporting import _page_out
+from sojourn.operator.nodes import Node
+from sojourn.operator.observe import View, rounded, summarise
+from sojourn.operator.plan import Space, host_plan, human
+from sojourn.operator.pods import Health, PodView
+from sojourn.operator.reporting import Findings, _page_out, service_status
 from sojourn.operator.resources import AdaLNCacheSpec, DiffusionServiceSpec, LayerwiseOffloadSpec
+from sojourn.operator.resources.status import DiffusionServiceStatus
 from sojourn.operator.telemetry import Telemetry
+from sojourn.operator.workload import Workload
+from sojourn.v1 import inference_pb2, residency_pb2
+from sojourn.v1.residency_pb2 import Tier
 
-INFERENCE = """
-sojourn_model_info{model="h3-digits",family="minimax-h3",device="cpu"} 1.0
-sojourn_plan_cache_requests_total{result="hit"} 6.0
-sojourn_plan_cache_requests_total{result="host"} 1.0
-sojourn_plan_cache_requests_total{result="store"} 0.0
-sojourn_plan_cache_requests_total{result="built"} 1.0
-sojourn_plan_cache_requests_total{result="refused"} 5.0
-sojourn_plan_cache_unloaded_weight_bytes 4194304.0
-sojourn_plan_cache_allocated_bytes{tier="gpu"} 1048576.0
-sojourn_plan_cache_allocated_bytes{tier="host"} 1048576.0
-"""
-RESIDENCYD = """
-sojourn_residency_mapped_bytes{component="transformer",tier="host_mapped"} 8388608.0
-sojourn_residency_resident_bytes{component="transformer",tier="host_mapped"} 2097152.0
-sojourn_residency_mapped_bytes{component="transformer",tier="vram"} 1048576.0
-sojourn_residency_resident_bytes{component="vae",tier="host_pageable"} 1048576.0
-sojourn_residency_blind{reason="other_uid"} 0.0
-"""
+MIB = 2**20
+
+
+def info(**changes: Any) -> inference_pb2.GetInfoResponse:
+    cache = inference_pb2.PlanCacheInfo(
+        requests={"hit": 6, "host": 1, "store": 0, "built": 1, "refused": 5},
+        unloaded_weight_bytes=4 * MIB,
+        device_bytes=MIB,
+        host_bytes=MIB,
+    )
+    spaces = [inference_pb2.PlannedSpace(space="host", peak_bytes=3 * MIB, budget_bytes=8 * MIB)]
+    plan = inference_pb2.MemoryPlanInfo(spaces=spaces)
+    fields = {"model": "h3-digits", "family": "minimax-h3", "plan_cache": cache, "memory_plan": plan}
+    return inference_pb2.GetInfoResponse(**(fields | changes))
+
+
+def tier(which: int, mapped: int, resident: int) -> residency_pb2.TierBytes:
+    return residency_pb2.TierBytes(tier=which, mapped_bytes=mapped, resident_bytes=resident)  # type: ignore[arg-type]
+
+
+def residency(*, blind: str = "", stuck: int = 0) -> residency_pb2.Residency:
+    transformer = residency_pb2.ComponentResidency(
+        name="transformer", tiers=[tier(Tier.TIER_HOST_MAPPED, 8 * MIB, 2 * MIB), tier(Tier.TIER_VRAM, MIB, 0)]
+    )
+    vae = residency_pb2.ComponentResidency(
+        name="vae",
+        tiers=[tier(Tier.TIER_HOST_PAGEABLE, 9 * MIB, MIB)],
+        stuck=[residency_pb2.Stuck(reason="not_owner", size_bytes=stuck)] if stuck else [],
+    )
+    components = [] if blind else [transformer, vae]
+    return residency_pb2.Residency(
+        processes=[residency_pb2.ProcessResidency(blind_reason=blind, components=components)]
+    )
+
+
+def pod(name: str = "a", health: Health = Health.SERVING, **changes: Any) -> PodView:
+    return PodView(name, health, **({"info": info(), "residency": residency()} | changes))
 
 
 def test_figures_are_summed_over_pods() -> None:
-    pod = PodView(parse(INFERENCE), parse(RESIDENCYD))
-    view = summarise([pod, pod])
-    assert (view.visible, view.model, view.family) == (True, "h3-digits", "minimax-h3")
+    view = summarise([pod("a"), pod("b")])
+    assert (view.serving, view.visible, view.model, view.family) == ("True", True, "h3-digits", "minimax-h3")
     assert view.adaln
-    assert (view.adaln.hit_ratio, view.adaln.builds, view.adaln.saved) == ("88", 2, human(rounded(4194304)))
+    assert (view.adaln.hit_ratio, view.adaln.builds, view.adaln.saved) == ("88", 2, human(rounded(4 * MIB)))
     assert view.residency
     by_name = {row.component: row for row in view.residency.components}
-    assert by_name["transformer"].mapped_bytes == rounded(16777216)
-    assert by_name["transformer"].mapped_resident_bytes == rounded(4194304)
-    assert by_name["vae"].pageable_bytes == rounded(2097152)
-    assert view.residency.vram == human(rounded(2097152))
+    assert by_name["transformer"].mapped_bytes == rounded(16 * MIB)
+    assert by_name["transformer"].mapped_resident_bytes == rounded(4 * MIB)
+    assert by_name["vae"].pageable_bytes == rounded(2 * MIB)
+    assert view.residency.vram == human(rounded(2 * MIB))
 
 
 def test_a_sidecar_that_is_blind_or_silent_is_a_condition_and_never_zeros() -> None:
-    blind = RESIDENCYD.replace('reason="other_uid"} 0.0', 'reason="other_uid"} 1.0')
-    view = summarise([PodView(parse(INFERENCE), parse(blind))])
-    assert (view.visible, view.reason) == (False, "Blind")
+    view = summarise([pod(residency=residency(blind="other_uid"))])
+    assert (view.visible, view.reason, view.residency) == (False, "Blind", None)
     assert "other_uid" in view.message
-    silent = summarise([PodView(parse(INFERENCE), None)])
+    silent = summarise([pod(residency=None)])
     assert (silent.visible, silent.reason, silent.residency) == (False, "Unreachable", None)
-    mapless = summarise([PodView(parse(""), parse('sojourn_residency_blind{reason="no_map"} 1.0\n'))])
-    assert (mapless.reason, mapless.residency, mapless.adaln) == ("Blind", None, None)
 
 
-def test_without_a_request_there_is_no_ratio() -> None:
-    view = summarise([PodView(parse('sojourn_plan_cache_requests_total{result="hit"} 0.0\n'), parse(""))])
+def test_a_model_without_a_plan_cache_has_no_figures_of_one() -> None:
+    bare = inference_pb2.GetInfoResponse(model="a")
+    assert summarise([pod(info=bare)]).adaln is None
+    unused = inference_pb2.PlanCacheInfo(requests={"hit": 0})
+    view = summarise([pod(info=info(plan_cache=unused))])
     assert view.adaln
     assert view.adaln.hit_ratio == ""
+
+
+@pytest.mark.parametrize(
+    ("healths", "serving", "reason"),
+    [
+        ((Health.SERVING, Health.SERVING), "True", "Serving"),
+        ((Health.SERVING, Health.SILENT), "Unknown", "HealthUnreachable"),
+        ((Health.SILENT, Health.NOT_SERVING), "False", "NotServing"),
+        ((Health.UNASKED,), "True", "Serving"),
+        ((), "Unknown", "HealthUnreachable"),
+    ],
+)
+def test_one_model_that_does_not_serve_is_enough(healths: tuple[Health, ...], serving: str, reason: str) -> None:
+    view = summarise([pod(str(number), health) for number, health in enumerate(healths)])
+    assert (view.serving, view.health) == (serving, reason)
+
+
+def test_why_a_model_failed_to_load_is_said() -> None:
+    view = summarise([pod(health=Health.NOT_SERVING, info=info(state_reason="WeightsTruncated: a.safetensors"))])
+    assert "WeightsTruncated: a.safetensors" in view.health_message
+
+
+def test_what_the_operator_may_not_ask_is_said_beside_what_it_sees() -> None:
+    view = summarise([pod(health=Health.UNASKED, info=None)], obstacle="the operator cannot read Secret cert")
+    assert view.visible
+    assert "cannot read Secret cert" in view.message
+
+
+SERVICE = {
+    "metadata": {"name": "demo", "namespace": "studio", "generation": 3},
+    "spec": {"model": {"builtIn": {}}},
+}
+SERVES = Workload("True", "Serving", "1 of 1 pods serve", wanted=1, existing=1, updated=1, serving=1)
+
+
+def status(before: dict[str, Any] | None = None, view: View | None = None, **changes: Any) -> DiffusionServiceStatus:
+    findings = Findings(plan=plan({}), in_place=True, workload=SERVES, view=view, **changes)
+    known = DiffusionServiceStatus.model_validate(before or {})
+    return DiffusionServiceStatus.model_validate(service_status(known, SERVICE, findings, now="2026-09-01T12:00:00Z"))
+
+
+def test_ready_needs_the_word_of_the_model_itself() -> None:
+    for health, wanted in ((Health.SERVING, "True"), (Health.NOT_SERVING, "False"), (Health.SILENT, "Unknown")):
+        ready = find(status(view=summarise([pod(health=health)])).conditions, READY)
+        assert ready
+        assert ready.status == wanted
+
+
+def test_the_plan_of_the_model_is_told_and_stays_until_it_is_asked_again() -> None:
+    asked = status(view=summarise([pod()]))
+    assert [(entry.name, entry.size, entry.budget) for entry in asked.memory_plan] == [
+        ("sharedHostMemory", "1Gi", ""),
+        ("hostPeak", human(rounded(3 * MIB)), human(rounded(8 * MIB))),
+    ]
+    dumped = asked.model_dump(by_alias=True, exclude_none=True)
+    assert status(dumped) == asked, "a pass that does not ask writes nothing"
+    edited = dumped | {"observedGeneration": 2}
+    assert [entry.name for entry in status(edited).memory_plan] == ["sharedHostMemory"]
+
+
+def test_a_model_beyond_its_budget_does_not_fit_and_that_stays_said() -> None:
+    spaces = [inference_pb2.PlannedSpace(space="device", peak_bytes=9 * MIB, budget_bytes=8 * MIB)]
+    over = status(view=summarise([pod(info=info(memory_plan=inference_pb2.MemoryPlanInfo(spaces=spaces)))]))
+    fits = find(over.conditions, PLAN_FITS)
+    assert fits
+    assert (fits.status, fits.reason) == ("False", "ModelDoesNotFit")
+    assert "needs 9Mi of device memory and may take 8Mi" in fits.message
+    assert status(over.model_dump(by_alias=True, exclude_none=True)) == over
+    assert find(
+        status(over.model_dump(by_alias=True, exclude_none=True), summarise([pod()])).conditions, PLAN_FITS
+    ) != (fits)
 
 
 def test_small_movements_are_no_reason_to_write() -> None:
@@ -69,10 +166,12 @@ def test_small_movements_are_no_reason_to_write() -> None:
     assert human(2**40 * 3) == "3Ti"
 
 
-def plan(spec: dict[str, Any], adaln: dict[str, Any] | None = None, headroom: str | None = None) -> Any:
+def plan(
+    spec: dict[str, Any], adaln: dict[str, Any] | None = None, headroom: str | None = None, node: Node | None = None
+) -> Any:
     policies = Policies(AdaLNCacheSpec.model_validate(adaln or {}), LayerwiseOffloadSpec(next_stage_headroom=headroom))
     service = DiffusionServiceSpec.model_validate({"model": {"builtIn": {}}, **spec})
-    return host_plan(service, policies, adaln_given=adaln is not None)
+    return host_plan(service, policies, adaln_given=adaln is not None, node=node)
 
 
 LIMIT = {"resources": {"limits": {"memory": "4Gi"}}}
@@ -92,14 +191,27 @@ def test_the_default_host_tier_is_left_to_the_engine_and_no_limit_fits_all() -> 
     assert plan({}, {"hostTierSize": "800Gi"}).fits
 
 
+def test_what_is_larger_than_the_largest_node_does_not_fit() -> None:
+    node = Node("big", {}, "64Gi")
+    assert plan({}, {"hostTierSize": "32Gi"}, node=node).fits
+    wanted = plan({}, {"hostTierSize": "800Gi"}, node=node)
+    assert not wanted.fits
+    assert "801Gi in all) do not fit the 64Gi allocatable on big" in wanted.message
+
+
 def test_page_out_without_effect_is_said_with_what_to_do() -> None:
-    stuck = RESIDENCYD + 'sojourn_headroom_stuck_bytes{component="vae",reason="not_owner"} 1048576.0\n'
-    view = summarise([PodView(parse(INFERENCE), parse(stuck))])
-    assert view.not_owned == 1048576
+    view = summarise([pod(residency=residency(stuck=MIB))])
+    assert view.not_owned == MIB
     said = _page_out(view.not_owned)
     assert (said.status, said.reason) == ("False", "NotOwner")
     assert "modelCache" in said.message
     assert _page_out(0).status == "True"
+
+
+def test_the_largest_plan_over_the_pods_is_told() -> None:
+    small = [inference_pb2.PlannedSpace(space="host", peak_bytes=MIB, budget_bytes=8 * MIB)]
+    view = summarise([pod(info=info(memory_plan=inference_pb2.MemoryPlanInfo(spaces=small))), pod("b")])
+    assert view.spaces == (Space("host", 3 * MIB, 8 * MIB),)
 
 
 def test_log_lines_are_counted_whatever_is_printed() -> None:

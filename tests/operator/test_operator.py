@@ -33,6 +33,7 @@ from tests.operator.cluster import (
     until_condition,
 )
 from tests.operator.operators import OperatorProcess
+from tests.operator.served import Model
 
 
 async def change(kube: Kube, namespace: str, name: str = "demo", **spec: Any) -> None:
@@ -78,15 +79,16 @@ async def until_argument(kube: Kube, namespace: str, wanted: str, *, seconds: fl
 
 
 async def test_from_a_service_to_ready_and_from_an_edit_to_ready_again(
-    kube: Kube, namespace: str, operator: OperatorProcess
+    kube: Kube, namespace: str, operator: OperatorProcess, model: Model
 ) -> None:
+    """Success right after an edit, since the old pods are ready (ai-dynamo/dynamo#3567), is never said."""
     operator.start()
     await kube.create(DIFFUSION_SERVICES, service(namespace))
     await until_condition(kube, namespace, "Released", "True")
     first = await status(kube, namespace)
     assert condition(first, "Ready")["status"] in ("False", "Unknown")
     assert condition(first, "Reconciling")["status"] == "True"
-    await serve(kube, namespace)
+    await serve(kube, namespace, model)
     await until_condition(kube, namespace, "Ready", "True", reason="Serving")
     done = await status(kube, namespace)
     assert condition(done, "Reconciling")["status"] == "Absent"
@@ -106,7 +108,7 @@ async def test_from_a_service_to_ready_and_from_an_edit_to_ready_again(
         await asyncio.sleep(0.1)
     assert seen
     assert "True" not in seen
-    await serve(kube, namespace)
+    await serve(kube, namespace, model)
     ready = await until_condition(kube, namespace, "Ready", "True")
     item = await kube.get(DIFFUSION_SERVICES, namespace, "demo")
     assert ready["observedGeneration"] == item["metadata"]["generation"] == item["status"]["observedGeneration"]
@@ -169,19 +171,23 @@ async def test_policies_are_followed_missed_and_counted(kube: Kube, namespace: s
 
 
 async def test_idle_restart_upgrade_and_foreign_labels_write_nothing(
-    kube: Kube, namespace: str, operator: OperatorProcess, audit: Audit, tmp_path: Path
+    kube: Kube, namespace: str, operator: OperatorProcess, model: Model, audit: Audit, tmp_path: Path
 ) -> None:
-    """Ten minutes of an idle cluster are two to three resyncs; here resyncs come every 2 to 4 s."""
+    """Ten minutes of an idle cluster are two to three resyncs; here resyncs come every 2 to 4 s.
+
+    An upgrade of the operator that restarts every model is ray-project/kuberay#2315.
+    """
     operator.start()
     await kube.create(ADALN_CACHES, custom("AdaLNCache", namespace, "small", hostTierSize="1Gi"))
     names = [f"s{index}" for index in range(10)]
-    for name in names:
+
+    async def up(name: str) -> None:
         await kube.create(DIFFUSION_SERVICES, service(namespace, name, adaLNCacheRef={"name": "small"}))
-    for name in names:
         await until_condition(kube, namespace, "Released", "True", name=name, seconds=120)
-        await serve(kube, namespace, name)
-    for name in names:
-        await until_condition(kube, namespace, "Ready", "True", name=name)
+        await serve(kube, namespace, model, name)
+        await until_condition(kube, namespace, "Ready", "True", name=name, seconds=60)
+
+    await asyncio.gather(*map(up, names))
     records, generations = await revisions(kube, namespace), await _generations(kube, namespace, names)
 
     async def resyncs(count: int) -> None:
@@ -237,6 +243,7 @@ async def _generations(kube: Kube, namespace: str, names: list[str]) -> list[int
 async def test_drift_is_corrected_without_a_revision_and_foreign_fields_stay(
     kube: Kube, namespace: str, operator: OperatorProcess
 ) -> None:
+    """Fields of others are no drift: kserve/kserve#2278, #2521."""
     operator.start()
     await kube.create(DIFFUSION_SERVICES, service(namespace, replicas=2))
     await until_condition(kube, namespace, "Released", "True")
@@ -283,6 +290,7 @@ async def test_drift_is_corrected_without_a_revision_and_foreign_fields_stay(
 async def test_autoscaling_keeps_the_replicas_when_it_is_switched_on_and_off(
     kube: Kube, namespace: str, operator: OperatorProcess
 ) -> None:
+    """An operator and an autoscaler that fight: defilantech/LLMKube#485."""
     operator.start()
     await kube.create(DIFFUSION_SERVICES, service(namespace, replicas=3))
     await until_condition(kube, namespace, "Released", "True")
@@ -369,12 +377,13 @@ async def test_without_rights_on_the_records_a_delete_is_never_done(
 
 
 async def test_a_refused_manifest_is_stalled_said_and_not_tried_again_at_once(
-    kube: Kube, namespace: str, operator: OperatorProcess, tmp_path: Path
+    kube: Kube, namespace: str, operator: OperatorProcess, model: Model, tmp_path: Path
 ) -> None:
+    """A field that cannot change fails an upgrade for ever in fluxcd/helm-controller#454."""
     operator.start()
     await kube.create(DIFFUSION_SERVICES, service(namespace))
     await until_condition(kube, namespace, "Released", "True")
-    await serve(kube, namespace)
+    await serve(kube, namespace, model)
     operator.end()
     original = operator.chart
     chart = shutil.copytree(original, tmp_path / "other-selector")
@@ -387,7 +396,7 @@ async def test_a_refused_manifest_is_stalled_said_and_not_tried_again_at_once(
     assert "delete the named object" in said["message"]
     assert condition(await status(kube, namespace), "Ready")["status"] == "False"
     calls = operator.metrics()['sojourn_operator_helm_calls_total{verb="upgrade"}']
-    await asyncio.sleep(8)
+    await asyncio.sleep(5)
     assert operator.metrics()['sojourn_operator_helm_calls_total{verb="upgrade"}'] == calls
     # What it says to do helps.
     await kube.delete(DEPLOYMENTS, namespace, "dsvc-demo")
@@ -402,12 +411,12 @@ async def test_a_refused_manifest_is_stalled_said_and_not_tried_again_at_once(
 
 
 async def test_suspend_stops_the_release_and_not_the_pods(
-    kube: Kube, namespace: str, operator: OperatorProcess
+    kube: Kube, namespace: str, operator: OperatorProcess, model: Model
 ) -> None:
     operator.start()
     await kube.create(DIFFUSION_SERVICES, service(namespace))
     await until_condition(kube, namespace, "Released", "True")
-    await serve(kube, namespace)
+    await serve(kube, namespace, model)
     await until_condition(kube, namespace, "Ready", "True")
     await change(kube, namespace, suspend=True)
     await until_condition(kube, namespace, "Released", "True", reason="Suspended")
@@ -428,6 +437,7 @@ async def test_suspend_stops_the_release_and_not_the_pods(
 async def test_a_plan_that_does_not_fit_is_stalled_with_needed_and_available(
     kube: Kube, namespace: str, operator: OperatorProcess
 ) -> None:
+    """Limits that nothing reads: kserve/kserve#6137."""
     operator.start()
     await kube.create(ADALN_CACHES, custom("AdaLNCache", namespace, "big", hostTierSize="8Gi"))
     limits = {"limits": {"memory": "4Gi"}}
@@ -441,24 +451,47 @@ async def test_a_plan_that_does_not_fit_is_stalled_with_needed_and_available(
 
 
 async def test_an_oom_kill_makes_it_unready_within_one_resync(
-    kube: Kube, namespace: str, operator: OperatorProcess
+    kube: Kube, namespace: str, operator: OperatorProcess, model: Model
 ) -> None:
+    """Ready that stays True over an OOM loop: kaito-project/kaito#1493."""
     operator.start()
     await kube.create(DIFFUSION_SERVICES, service(namespace))
     await until_condition(kube, namespace, "Released", "True")
-    await serve(kube, namespace)
+    await serve(kube, namespace, model)
     await until_condition(kube, namespace, "Ready", "True")
     (pod,) = await kube.list(PODS, namespace)
     killed = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-09-01T12:00:00Z"}
-    await answer(kube, pod, ready=False, ended=killed)
+    await answer(kube, pod, model, ready=False, ended=killed)
     await until_condition(kube, namespace, "Ready", "False", reason="OOMKilled", seconds=10)
     failure = (await status(kube, namespace))["lastFailure"]
     assert (failure["exitCode"], failure["container"]) == (137, "inference")
 
 
+async def test_ready_needs_the_word_of_the_model_and_the_figures_come_from_it(
+    kube: Kube, namespace: str, operator: OperatorProcess, model: Model
+) -> None:
+    """Pods that the kubelet calls ready while the model inside has stopped (SeldonIO/seldon-core#5032)."""
+    operator.start()
+    await kube.create(DIFFUSION_SERVICES, service(namespace))
+    await until_condition(kube, namespace, "Released", "True")
+    await serve(kube, namespace, model)
+    await until_condition(kube, namespace, "Ready", "True")
+    await until_condition(kube, namespace, "ResidencyVisible", "True")
+    told = await status(kube, namespace)
+    assert (told["model"], told["family"]) == ("h3-digits", "minimax-h3")
+    assert "transformer" in [row["component"] for row in told["residency"]["components"]]
+    assert told["adaLN"]["builds"] == 0
+    assert {entry["name"] for entry in told["memoryPlan"]} == {"sharedHostMemory", "hostPeak"}
+    with model.hanging():
+        said = await until_condition(kube, namespace, "Ready", "Unknown", reason="HealthUnreachable")
+        assert "gets no answer" in said["message"]
+    await until_condition(kube, namespace, "Ready", "True")
+
+
 async def test_many_edits_end_in_the_last_one_and_a_delete_in_the_middle_ends(
     kube: Kube, namespace: str, operator: OperatorProcess
 ) -> None:
+    """Edits during a handler double what it makes in nolar/kopf#916 and dask/dask-kubernetes#649."""
     operator.start()
     await kube.create(DIFFUSION_SERVICES, service(namespace))
     for grace in (11, 12, 13, 14, 15):
@@ -474,7 +507,7 @@ async def test_many_edits_end_in_the_last_one_and_a_delete_in_the_middle_ends(
 
 
 async def test_work_on_an_object_that_is_gone_stops(kube: Kube, namespace: str, operator: OperatorProcess) -> None:
-    """Taken away under a failing pass, with the finalizer removed by hand."""
+    """Taken away under a failing pass, with the finalizer removed by hand (dask/dask-kubernetes#810)."""
     operator.defaults["inferenceImage"] = "localhost/a:1"
     operator.start()
     foreign = {"metadata": {"name": "dsvc-demo", "namespace": namespace}, "spec": {"ports": [{"port": 1}]}}

@@ -112,3 +112,39 @@ async def test_a_resync_shortens_no_pause() -> None:
     queue.remind("a")
     queue.remind("b")
     assert [await ready(queue), await ready(queue)] == ["b", None]
+
+
+async def test_what_a_failing_pass_stirs_up_shortens_no_pause() -> None:
+    """Else every failure brings the next one on, and soon the pause is as long as it can be."""
+    clock = Clock()
+    queue: KeyedQueue[str] = KeyedQueue(Backoff(first_seconds=10), clock=clock)
+    queue.add("a")
+    assert await ready(queue) == "a"
+    queue.nudge("a")
+    queue.failed("a")
+    queue.done("a")
+    queue.nudge("a")
+    assert await ready(queue) is None
+    clock.now += 10
+    assert await ready(queue) == "a"
+
+
+async def test_what_a_pass_stirs_up_that_succeeds_is_looked_at_at_once() -> None:
+    queue: KeyedQueue[str] = KeyedQueue(clock=Clock())
+    queue.add("a")
+    assert await ready(queue) == "a"
+    queue.nudge("a")
+    queue.succeeded("a")
+    queue.done("a")
+    assert await ready(queue) == "a"
+    queue.nudge("b")
+    assert await ready(queue) == "b"
+
+
+async def test_a_new_wish_ends_the_pause_and_what_led_to_it() -> None:
+    queue: KeyedQueue[str] = KeyedQueue(Backoff(first_seconds=1), clock=Clock())
+    for _ in range(5):
+        queue.failed("a")
+    queue.renew("a")
+    assert await ready(queue) == "a"
+    assert queue.failed("a") <= 1

@@ -117,3 +117,14 @@ def test_zero_replicas_are_not_ready_and_not_on_their_way() -> None:
 
 def test_a_missing_deployment_is_not_ready() -> None:
     assert judge(None).reason == "DeploymentMissing"
+
+
+def test_pods_that_the_api_server_refuses_are_told_in_its_words() -> None:
+    """Pod Security, a quota: there is no pod to look at, only the Deployment's own condition."""
+    words = 'pods "dsvc-demo-1" is forbidden: violates PodSecurity "restricted:latest"'
+    refused = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": words}
+    verdict = judge(deployment(replicas=0, conditions=[refused]))
+    assert (verdict.ready, verdict.reason) == ("False", "FailedCreate")
+    assert words in verdict.message
+    over = {**refused, "status": "False"}
+    assert judge(deployment(replicas=0, conditions=[over])).reason == "RollingOut"

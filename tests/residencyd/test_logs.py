@@ -26,7 +26,7 @@ def restored() -> Iterator[None]:
 
 def test_lines_are_json_and_counted_also_below_the_print_level() -> None:
     stream = io.StringIO()
-    counts = logs.set_up(level="warning", json_lines=True, stream=stream)
+    _, counts = logs.set_up(level="warning", json_lines=True, stream=stream)
     logger.debug("x")
     logger.info("x")
     logger.warning("a %s", "b")
@@ -49,7 +49,7 @@ def test_lines_for_people() -> None:
 
 def test_a_change_of_sight_is_told_once(tmp_path: Path) -> None:
     stream = io.StringIO()
-    counts = logs.set_up(level="info", json_lines=True, stream=stream)
+    _, counts = logs.set_up(level="info", json_lines=True, stream=stream)
     scanner = Scanner(Settings(map_pattern=str(tmp_path), floor_seconds=0), on_scan=Sight().saw)
 
     def told() -> list[tuple[str, str]]:

@@ -1,5 +1,6 @@
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -408,3 +409,19 @@ def test_a_daemon_finds_a_containers_process_by_start_and_inner_pid(tmp_path: Pa
     assert found.pid == 4711
     (tmp_path / "model.pb").write_bytes(sealed(message(2, [], start_ticks=123718)))
     assert blind(look(tmp_path, proc=proc, host_pids=True)).blind_reason == "gone"
+
+
+@pytest.mark.parametrize("pattern", ["", "/map.pb", "/*.pb", "/below/map.pb"])
+def test_a_map_in_a_folder_that_may_not_be_entered_is_told_and_fails_no_look(pattern: str) -> None:
+    """As another user than the model's, whose volume is closed to it."""
+    if os.geteuid():
+        pytest.skip("becoming another user needs root")
+    source = """
+import json, sys
+from sojourn.residencyd.scanner import Scanner
+from sojourn.residencyd.settings import Settings
+become()
+print(json.dumps(Scanner(Settings(map_pattern=sys.argv[1])).snapshot(1.0).processes[0].blind_reason))
+"""
+    with tempfile.TemporaryDirectory() as closed:
+        assert run_as(NOBODY, source, closed + pattern) == "other_uid"

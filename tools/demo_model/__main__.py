@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import time
-import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tools.demo_model import audio, components, data, dit, evaluate, export, latents, train, vae
-from tools.demo_model.progress import Progress, clock
+from tools.demo_model.progress import clock
+from tools.demo_model.run import Run
 
 CHECKPOINT = "h3-digits"
 AUDIO_STEPS = 350
@@ -42,58 +39,6 @@ REFERENCE_S = {
     "s2": 620.0,
     "s3": 330.0,
 }
-
-
-@dataclass
-class Run:
-    """Where a run stands: its folder, its size and its finished stages."""
-
-    folder: Path
-    seed: int
-    scale: float
-    resume: bool
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def work(self) -> Path:
-        """The folder of the stages' files."""
-        return self.folder / "work"
-
-    def sized(self, amount: int, least: int = 2) -> int:
-        """Scale a number of steps or clips."""
-        return max(least, round(amount * self.scale))
-
-    def stage_seed(self, stage: str) -> int:
-        """A seed of the run's seed and the stage's name."""
-        return self.seed * 1_000_003 + zlib.crc32(stage.encode()) % 1_000_003
-
-    def generator(self, stage: str) -> torch.Generator:
-        """A generator of its own for each stage."""
-        return torch.Generator().manual_seed(self.stage_seed(stage))
-
-    def progress(self, stage: str) -> Progress:
-        """The stage's progress reporter."""
-        later = list(REFERENCE_S)[list(REFERENCE_S).index(stage) + 1 :]
-        return Progress(
-            stage,
-            expected_s=REFERENCE_S[stage] * self.scale,
-            later_s=sum(REFERENCE_S[name] for name in later) * self.scale,
-        )
-
-    def stage(self, name: str, compute: Callable[[], Any]) -> Any:
-        """Return the stage's result, from its file if it is there, or else by computing it."""
-        path = self.work / f"{name}.pt"
-        if not path.exists():
-            started = time.monotonic()
-            result = compute()
-            seconds = time.monotonic() - started
-            partial = path.with_suffix(".partial")
-            torch.save({"result": result, "seconds": seconds}, partial)
-            partial.rename(path)
-            print(f"{name:8} done in {clock(seconds)}", flush=True)
-        saved = torch.load(path, weights_only=True)
-        self.seconds[name] = saved["seconds"]
-        return saved["result"]
 
 
 def train_audio(run: Run, codes: torch.Tensor) -> Any:
@@ -204,7 +149,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Run the command."""
     arguments = parse_arguments()
-    run = Run(arguments.output, arguments.seed, arguments.scale, arguments.resume)
+    run = Run(arguments.output, arguments.seed, arguments.scale, arguments.resume, REFERENCE_S)
     if run.work.exists() and not run.resume:
         shutil.rmtree(run.work)
     run.work.mkdir(parents=True, exist_ok=True)

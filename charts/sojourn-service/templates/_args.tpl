@@ -40,37 +40,23 @@ The command lines of both processes. A setting without a value is left out, so t
 {{- end }}
 {{- end }}
 {{- with .Values.offload }}
-{{- if ne .mode "auto" }}
-- --offload={{ .mode }}
-{{- end }}
-{{- if kindIs "invalid" .residentLayers | not }}
-- --resident-layers={{ int64 .residentLayers }}
-{{- end }}
-{{- if kindIs "invalid" .prefetchLayers | not }}
-- --prefetch-layers={{ int64 .prefetchLayers }}
-{{- end }}
-{{- if ne .residentPolicy "leading" }}
-- --resident-policy={{ .residentPolicy }}
-{{- end }}
-{{- if ne .pinning "auto" }}
-- --pinning={{ .pinning }}
-{{- end }}
-{{- if ne .coldPageAdvice "auto" }}
-- --cold-page-advice={{ .coldPageAdvice }}
-{{- end }}
-{{- if kindIs "invalid" .nextStageHeadroomBytes | not }}
-- --next-stage-headroom-bytes={{ int64 .nextStageHeadroomBytes }}
-{{- end }}
+- --offload={{ .mode }}{{ include "service.offloadLayers" . }}
+{{- if ne .residentPolicy "leading" }},policy={{ .residentPolicy }}{{ end }}
 {{- range .components }}
-- --component-offload={{ .name }}={{ .mode }}
-{{- if kindIs "invalid" .residentLayers | not }}
-- --component-resident-layers={{ .name }}={{ int64 .residentLayers }}
+- --offload={{ .name }}={{ .mode }}{{ include "service.offloadLayers" . }}
 {{- end }}
-{{- if kindIs "invalid" .prefetchLayers | not }}
-- --component-prefetch-layers={{ .name }}={{ int64 .prefetchLayers }}
+- --pinning={{ .pinning }}
+- --cold-page-advice={{ .coldPageAdvice }}
+{{- if kindIs "invalid" .nextStageHeadroomBytes | not }}
+- --next-stage-headroom={{ int64 .nextStageHeadroomBytes }}
 {{- end }}
 {{- end }}
-{{- end }}
+{{- end -}}
+
+{{- /* Numbers of layers behind a mode. Those that are left out are the memory plan's, or the ones for all components. */ -}}
+{{- define "service.offloadLayers" -}}
+{{- if kindIs "invalid" .residentLayers | not }},resident={{ int64 .residentLayers }}{{ end -}}
+{{- if kindIs "invalid" .prefetchLayers | not }},prefetch={{ int64 .prefetchLayers }}{{ end -}}
 {{- end -}}
 
 {{- define "service.residencydArgs" -}}

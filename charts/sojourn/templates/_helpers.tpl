@@ -18,6 +18,11 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{ .Values.operator.image.repository }}:{{ .Values.operator.image.tag | default .Chart.AppVersion }}
 {{- end -}}
 
+{{- /* A file of dashboards/ or rules/ as it is, but for where the runbook is to be found. */ -}}
+{{- define "sojourn.monitoring" -}}
+{{ .root.Files.Get .path | replace "https://sojourn.dev/docs/runbook.md" .root.Values.monitoring.runbookUrl }}
+{{- end -}}
+
 {{- /* What the operator does, and nothing more; tests run it with exactly these rights. */ -}}
 {{- define "sojourn.rules" -}}
 - apiGroups: [sojourn.dev]
@@ -64,6 +69,18 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, list, create, update, patch, delete]
+{{- end }}
+{{- if and .Values.operator.readServiceSecrets (ne .Values.helm.driver "secret") }}
+# Certificates and tokens of services, by name.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get]
+{{- end }}
+{{- if and .Values.services.checkNodes (not .Values.operator.namespaces) }}
+# Whether what is asked for fits any node.
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [list]
 {{- end }}
 # Why pods do not serve.
 - apiGroups: [""]

@@ -1,15 +1,21 @@
 """Logging of the process: JSON lines or plain ones to stderr, and a counter of every record by level.
 
 The loggers of this package make DEBUG records always, so that they can be counted; the handler that prints is the one
-with the level. `print_level` can be changed while the process runs.
+with the level, which `obey_signals` lets people change while the process runs.
 """
 
 import json
 import logging
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
+from queue import SimpleQueue
 from typing import TextIO
+
+_logger = logging.getLogger(__name__)
 
 PACKAGE = "sojourn"
 
@@ -82,6 +88,31 @@ def configure(
     logging.getLogger(PACKAGE).setLevel(logging.DEBUG)
     logging.captureWarnings(True)
     return printing
+
+
+def obey_signals(printing: logging.Handler, *, name: str) -> None:
+    """SIGUSR1 prints from DEBUG on, SIGUSR2 from the configured level on again; call it from the main thread.
+
+    A signal, rather than a call: it needs neither a port nor a token, and works while the server's loop hangs. So that
+    the process can be found from a shell of its container, it gets a name: `grep -lx NAME /proc/[0-9]*/comm`.
+
+    Args:
+        printing: The handler that prints, at its configured level.
+        name: Name of the process; the kernel keeps 15 bytes.
+    """
+    Path("/proc/self/comm").write_text(name)
+    wishes: SimpleQueue[int] = SimpleQueue()
+    # In a handler of signals only what takes no lock is safe: logging takes several.
+    signal.signal(signal.SIGUSR1, lambda *_: wishes.put(logging.DEBUG))
+    signal.signal(signal.SIGUSR2, lambda *_, level=printing.level: wishes.put(level))
+    threading.Thread(target=_obey, args=(printing, wishes), name="log-level", daemon=True).start()
+
+
+def _obey(printing: logging.Handler, wishes: "SimpleQueue[int]") -> None:
+    while True:
+        level = wishes.get()
+        printing.setLevel(level)
+        _logger.info("printing from level %s on", logging.getLevelName(level).lower())
 
 
 def adopt_library_loggers() -> None:

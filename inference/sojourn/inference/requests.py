@@ -40,7 +40,13 @@ class OutputFormat(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a request may ask for; units as in the message `sojourn.v1.Limits`."""
+    """What a request may ask for; units as in the message `sojourn.v1.Limits`.
+
+    Attributes:
+        trained_sizes: (width, height) that alone are served unless a request says otherwise; empty where any size
+            within the limits is as good.
+        max_flow_shift: 0 of a model that sets its shifts by itself.
+    """
 
     size_multiple: int
     min_edge: int
@@ -59,6 +65,7 @@ class Limits:
     max_prompt_tokens: int
     max_media_bytes: int
     max_flow_shift: float = 100.0
+    trained_sizes: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

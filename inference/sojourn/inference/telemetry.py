@@ -1,10 +1,11 @@
-"""Every metric of the inference process.
+"""Every metric of the inference process, and beside each event that moves one its line at DEBUG.
 
 Rules: known label combinations start at 0; no request id, prompt or process id in a label; no label named like a
 target label of Prometheus; what can be absent comes from a collector, without timestamps. One registry for each
 `Telemetry`, so that tests read their own.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from enum import StrEnum
@@ -36,6 +37,8 @@ from sojourn.inference.offload.observer import Fallback, Stuck
 from sojourn.inference.quality.observer import Action, Part
 from sojourn.inference.requests import QualityTier, Workflow
 from sojourn.inference.watch import Stage
+
+_logger = logging.getLogger(__name__)
 
 PROCESS = "inference"
 UNKNOWN_WORKFLOW = "unknown"
@@ -123,9 +126,17 @@ class OffloadMetrics:
             "sojourn_offload_wait_seconds_total", "Time that computation has waited for weights.", ["component"],
             registry=registry,
         )  # fmt: skip
+        self.streamed_bytes = Gauge(
+            "sojourn_offload_streamed_bytes", "What each pass over a component means to read from storage again.",
+            ["component"], registry=registry,
+        )  # fmt: skip
         self.copied_bytes = Counter(
             "sojourn_offload_copied_bytes_total", "Weights copied from host to device.", ["component"],
             registry=registry,
+        )  # fmt: skip
+        self.direct_read_bytes = Counter(
+            "sojourn_offload_direct_read_bytes_total", "Weights read around the page cache, for one use.",
+            ["component"], registry=registry,
         )  # fmt: skip
         self.pageout_requested_bytes = Counter(
             "sojourn_pageout_requested_bytes_total", "Resident bytes given to MADV_PAGEOUT.", ["component"],
@@ -166,34 +177,51 @@ class OffloadMetrics:
         """See `Observer`."""
         self.wait_seconds.labels(component).inc(seconds)
 
+    def streams(self, *, component: str, size_bytes: int) -> None:
+        """See `Observer`."""
+        self.streamed_bytes.labels(component).set(size_bytes)
+
     def copied(self, *, component: str, size_bytes: int) -> None:
         """See `Observer`."""
         self.copied_bytes.labels(component).inc(size_bytes)
 
+    def read_directly(self, *, component: str, size_bytes: int) -> None:
+        """See `Observer`."""
+        self.direct_read_bytes.labels(component).inc(size_bytes)
+
     def fell_back(self, *, reason: Fallback) -> None:
         """See `Observer`."""
         self.fallbacks.labels(reason).inc()
+        _logger.debug("offload fast path given up", extra={"reason": reason})
 
     def paged_out(self, *, component: str, requested_bytes: int, verified_bytes: int) -> None:
         """See `Observer`."""
         self.pageout_requested_bytes.labels(component).inc(requested_bytes)
         self.pageout_verified_bytes.labels(component).inc(verified_bytes)
+        if requested_bytes:
+            extra = {"component": component, "requested_bytes": requested_bytes, "verified_bytes": verified_bytes}
+            _logger.debug("page-out", extra=extra)
 
     def stuck(self, *, component: str, by_reason: Mapping[Stuck, int]) -> None:
         """See `Observer`."""
         for reason, size_bytes in by_reason.items():
             self.pageout_stuck_bytes.labels(component, reason).set(size_bytes)
+        if stuck := {reason.value: size_bytes for reason, size_bytes in by_reason.items() if size_bytes}:
+            _logger.debug("page-out stuck", extra={"component": component, **stuck})
 
     def stage_read(self, *, stage: str, size_bytes: int) -> None:
         """See `Observer`."""
         self.stage_read_bytes.labels(stage).inc(size_bytes)
+        _logger.debug("stage read", extra={"stage": stage, "size_bytes": size_bytes})
 
     def planned(self, *, component: str, bytes_by_tier: Mapping[str, int]) -> None:
         """See `Observer`."""
         for tier, size_bytes in bytes_by_tier.items():
             self.plan_bytes.labels(component, tier).set(size_bytes)
         self.waited(component=component, seconds=0)
+        self.streams(component=component, size_bytes=0)
         self.copied(component=component, size_bytes=0)
+        self.read_directly(component=component, size_bytes=0)
         self.paged_out(component=component, requested_bytes=0, verified_bytes=0)
         self.stuck(component=component, by_reason=dict.fromkeys(Stuck, 0))
 
@@ -285,17 +313,34 @@ class PlanCacheMetrics:
         """The caches of the process are set up, or it is settled that there are none."""
         self._gauges.description, self._gauges.read = description, gauges
 
+    def snapshot(self) -> Snapshot | None:
+        """The gauges now; None where there is no plan cache."""
+        description, read = self._gauges.description, self._gauges.read
+        return None if description is None or read is None or description.off_reason else read()
+
+    def requests(self) -> dict[str, int]:
+        """Transactions so far by result."""
+        return {
+            str(result): int(sample.value)
+            for result, counter in self._requests.items()
+            for metric in counter.collect()
+            for sample in metric.samples
+        }
+
     def request(self, result: Result) -> None:
         """A transaction has ended."""
         self._requests[result].inc()
+        _logger.debug("plan cache transaction", extra={"result": result})
 
     def served(self, source: Source, plans: int) -> None:
         """Distinct plans were served from a source."""
         self._plans[source].inc(plans)
+        _logger.debug("plan cache served", extra={"source": source, "plans": plans})
 
     def built(self, seconds: float) -> None:
         """A build has succeeded."""
         self._build.observe(seconds)
+        _logger.debug("plan cache built", extra={"seconds": round(seconds, 6)})
 
     def read(self, nbytes: int) -> None:
         """Bytes of projections were read from the checkpoint."""
@@ -304,18 +349,22 @@ class PlanCacheMetrics:
     def evicted(self, tier: Tier, plans: int) -> None:
         """Plans lost their place in a tier."""
         self._evicted[tier].inc(plans)
+        _logger.debug("plan cache evicted", extra={"tier": tier, "plans": plans})
 
     def host_skipped(self, reason: SkipReason) -> None:
         """A group was not stored in the host tier."""
         self._skipped[reason].inc()
+        _logger.debug("plan cache host tier skipped a group", extra={"reason": reason})
 
     def refused(self, reason: RequestReason) -> None:
         """A request was refused."""
         self._refused[reason].inc()
+        _logger.debug("plan cache refused", extra={"reason": reason})
 
     def store_rejected(self, reason: RejectReason) -> None:
         """A file of the plan store was not used or not written."""
         self._rejected[reason].inc()
+        _logger.debug("plan store file not used", extra={"reason": reason})
 
 
 def _counted(

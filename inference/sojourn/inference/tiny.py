@@ -4,8 +4,6 @@ A tiny model is a whole model folder of the family, with every component by its 
 classes allow. Equal arguments give equal bytes: each parameter is drawn under a seed made from its own name.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,9 @@ from diffusers import (
     MiniMaxH3Scheduler,
     MiniMaxH3Transformer3DModel,
 )
-from safetensors.torch import save_file
 from sojourn.inference.loading.folder import INDEX_NAME
+from sojourn.inference.tiny_files import write_json, write_model
+from sojourn.inference.tiny_helios import HELIOS_WRITERS
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
@@ -61,20 +60,23 @@ def tiny_random(
 def _write_minimax_h3(folder: Path, seed: int, dtype: torch.dtype, layers: int) -> None:
     vocabulary = _write_tokenizer(folder / "tokenizer")
     _write_tokenizer(folder / "processor")
-    _write_json(folder / "processor" / "preprocessor_config.json", _image_processor_config("Qwen2VLImageProcessor"))
+    write_json(folder / "processor" / "preprocessor_config.json", _image_processor_config("Qwen2VLImageProcessor"))
     video_config = _image_processor_config("Qwen3VLVideoProcessor", key="video_processor_type")
-    _write_json(folder / "processor" / "video_preprocessor_config.json", video_config)
-    _write_model(folder / "text_encoder", _text_encoder(vocabulary), seed=seed, dtype=dtype)
+    write_json(folder / "processor" / "video_preprocessor_config.json", video_config)
+    write_model(folder / "text_encoder", _text_encoder(vocabulary), seed=seed, dtype=dtype)
     for name in ("transformer", "transformer_ref"):
-        _write_model(folder / name, _transformer(layers), seed=seed, dtype=dtype)
-    _write_model(folder / "vae", _vae(), seed=seed, dtype=dtype)
-    _write_model(folder / "audio_vae", _audio_vae(), seed=seed, dtype=dtype)
+        write_model(folder / name, _transformer(layers), seed=seed, dtype=dtype)
+    write_model(folder / "vae", _vae(), seed=seed, dtype=dtype)
+    write_model(folder / "audio_vae", _audio_vae(), seed=seed, dtype=dtype)
     MiniMaxH3Scheduler(shift=12.0).save_config(folder / "scheduler")
     MiniMaxH3Scheduler(shift=3.0).save_config(folder / "audio_scheduler")
-    _write_json(folder / INDEX_NAME, _minimax_h3_index())
+    write_json(folder / INDEX_NAME, _minimax_h3_index())
 
 
-_WRITERS: Mapping[str, Callable[[Path, int, torch.dtype, int], None]] = {"minimax-h3": _write_minimax_h3}
+_WRITERS: Mapping[str, Callable[[Path, int, torch.dtype, int], None]] = {
+    "minimax-h3": _write_minimax_h3,
+    **HELIOS_WRITERS,
+}
 
 
 def _minimax_h3_index() -> dict[str, Any]:
@@ -148,36 +150,6 @@ def _text_encoder(vocabulary: Mapping[str, int]) -> Qwen3VLForConditionalGenerat
     return Qwen3VLForConditionalGeneration(config)
 
 
-def _write_model(folder: Path, model: Any, *, seed: int, dtype: torch.dtype) -> None:
-    """Writes configuration and weights; parameters random, buffers as the class computes them."""
-    if hasattr(model, "save_config"):
-        model.save_config(folder)
-        weights = "diffusion_pytorch_model.safetensors"
-    else:
-        model.config.architectures = [type(model).__name__]
-        model.config.save_pretrained(folder)
-        weights = "model.safetensors"
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
-    parameters = dict(model.named_parameters())
-    tensors = {
-        name: (_draw(f"{seed}/{folder.name}/{name}", tensor) if name in parameters else tensor.clone()).to(dtype)
-        for name, tensor in model.state_dict().items()
-        if name not in tied
-    }
-    save_file(tensors, folder / weights, metadata={"format": "pt"})
-
-
-def _draw(key: str, like: torch.Tensor) -> torch.Tensor:
-    """Draws one parameter: weights keep the size of what passes through, gains are near one, the rest near zero."""
-    generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
-    noise = torch.randn(like.shape, generator=generator, dtype=torch.float32)
-    is_gain = key.endswith("weight_g") or (like.ndim == 1 and key.endswith(("weight", "scale1", "scale2")))
-    if is_gain:
-        return 1 + 0.1 * noise
-    fan_in = like[0].numel() if like.ndim > 1 else 100
-    return noise / fan_in**0.5
-
-
 def _write_tokenizer(folder: Path) -> Mapping[str, int]:
     """Writes a byte-level BPE that knows a few words whole, and returns its vocabulary."""
     tokenizer = Tokenizer(models.BPE())
@@ -193,7 +165,7 @@ def _write_tokenizer(folder: Path) -> Mapping[str, int]:
     tokenizer.train_from_iterator([_WORDS], trainer)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    _write_json(
+    write_json(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "Qwen2Tokenizer",
@@ -215,7 +187,3 @@ def _image_processor_config(class_name: str, *, key: str = "image_processor_type
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
     }
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", "utf-8")

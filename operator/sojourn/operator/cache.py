@@ -5,9 +5,9 @@ pass after our own write does not see the state before it.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from sojourn.operator.desired import canonical
 from sojourn.operator.kube.client import ADALN_CACHES, DIFFUSION_SERVICES, LAYERWISE_OFFLOADS, Object
@@ -106,26 +106,52 @@ class Cache:
         """Services that refer to a policy, in order of their names."""
         return sorted(key for key, item in self.of_kind(DIFFUSION_SERVICES.kind) if policy in policy_keys(item))
 
-    def replace(self, kind: str, items: Iterable[Object]) -> list[Key]:
+    def replace(self, kind: str, items: Iterable[Object], known: Mapping[Key, Object]) -> list[Key]:
         """Takes a whole listing of a kind: what is not in it is gone. Returns the keys that are.
 
         After a watch that ended in 410 nobody is told of deletions; this is where they are noticed.
+
+        Args:
+            kind: of the items.
+            items: the listing.
+            known: what was cached when it was asked for. What a watch told of since then is newer than the listing.
         """
         listed = {key_of(kind, item): item for item in items}
-        gone = [key for key, _ in self.of_kind(kind) if key not in listed]
+        cached = dict(self.of_kind(kind))
+        gone = _lost(cached, listed, known)
         for key in gone:
             self.drop(key)
         for key, item in listed.items():
-            self.put(key, item)
+            if not _ended(key, item, cached, known):
+                self.put(key, item)
         return gone
 
-    def replace_deployments(self, items: Iterable[Object]) -> None:
+    def replace_deployments(self, items: Iterable[Object], known: Mapping[tuple[str, str], Object]) -> None:
         """The same for Deployments."""
-        listed = list(items)
-        names = {(item["metadata"]["namespace"], item["metadata"]["name"]) for item in listed}
-        self.deployments = {key: item for key, item in self.deployments.items() if key in names}
-        for item in listed:
-            self.put_deployment(item)
+        listed = {(item["metadata"]["namespace"], item["metadata"]["name"]): item for item in items}
+        cached = dict(self.deployments)
+        for key in _lost(cached, listed, known):
+            del self.deployments[key]
+        for key, item in listed.items():
+            if not _ended(key, item, cached, known):
+                self.put_deployment(item)
+
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+def _lost(cached: Mapping[Name, Object], listed: Mapping[Name, Object], known: Mapping[Name, Object]) -> list[Name]:
+    """What was there before the listing was asked for, is not in it, and was not made anew since."""
+    return [key for key, item in cached.items() if key not in listed and key in known and _same(item, known[key])]
+
+
+def _ended(key: Name, item: Object, cached: Mapping[Name, Object], known: Mapping[Name, Object]) -> bool:
+    """Whether a watch told of the end of a listed object while the listing was on its way."""
+    return key not in cached and key in known and _same(item, known[key])
+
+
+def _same(item: Object, other: Object) -> bool:
+    return bool(item["metadata"]["uid"] == other["metadata"]["uid"])
 
 
 def is_newer(item: Object, other: Object) -> bool:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from sojourn.operator import defaults as defaulting
 from sojourn.operator import logs, process
+from sojourn.operator.admission import WebhookSettings
 from sojourn.operator.errors import BadConfiguration
 from sojourn.operator.helm import HelmSettings
 from sojourn.operator.kube.access import find
@@ -71,18 +72,24 @@ def run(
         typer.Option(min=1, help="Before a refused manifest is tried again; doubled each time, up to 6 times this."),
     ] = 600.0,
     listen: Annotated[str, typer.Option(help="Address and port of /healthz and /metrics.")] = "0.0.0.0:8080",
+    webhook_listen: Annotated[
+        str, typer.Option(help="Address and port of the validating webhook. Empty: there is none.")
+    ] = "",
+    webhook_certificates: Annotated[Path, typer.Option(help="Folder with its tls.crt and tls.key.")] = Path(
+        "/etc/sojourn/webhook"
+    ),
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[LogFormat, typer.Option(help="json or text.")] = LogFormat.TEXT,
 ) -> None:
     """Runs the operator until SIGTERM."""
-    logs.configure(level=log_level, as_json=log_format is LogFormat.JSON)
-    host, _, port = listen.rpartition(":")
+    printing = logs.configure(level=log_level, as_json=log_format is LogFormat.JSON)
+    logs.obey_signals(printing, name="sojourn-operator")
     try:
         settings = process.Settings(
             namespaces=tuple(namespace or ()),
             workers=workers,
             resync_seconds=(resync_seconds, 2 * resync_seconds),
-            listen=(host, int(port)),
+            listen=_address(listen),
             helm=HelmSettings(
                 program=helm,
                 chart=chart,
@@ -98,11 +105,17 @@ def run(
                 refused_cap_seconds=6 * refused_seconds,
             ),
             backoff=Backoff(),
+            webhook=WebhookSettings(_address(webhook_listen), webhook_certificates) if webhook_listen else None,
         )
         asyncio.run(process.run(settings, find(os.environ), defaulting.load(defaults)))
     except (BadConfiguration, ValueError) as error:
         print(f"sojourn-operator: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def main() -> None:

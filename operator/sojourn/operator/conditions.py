@@ -79,5 +79,10 @@ def _condition(old: Condition | None, verdict: Verdict, generation: int, now: st
         reason=verdict.reason,
         message=message,
         observed_generation=generation,
-        last_transition_time=old.last_transition_time if old and old.status == verdict.status else now,
+        last_transition_time=old.last_transition_time if old and _lasts(old, verdict) else now,
     )
+
+
+def _lasts(old: Condition, verdict: Verdict) -> bool:
+    """Whether the status stays what it was. What an object is born with, of no generation, has no time."""
+    return old.status == verdict.status and old.observed_generation > 0

@@ -21,6 +21,7 @@ class Defaults(Model):
         operator_pod_labels: labels of the operator's pods, likewise.
         monitoring_namespace_labels: labels of namespaces that may read metrics; empty for all.
         pod_monitor: whether to make a PodMonitor for each service.
+        check_nodes: whether what a service asks for must fit a node that is there.
     """
 
     inference_image: str = Field(min_length=1)
@@ -31,6 +32,7 @@ class Defaults(Model):
     operator_pod_labels: Labels = Field(default_factory=dict)
     monitoring_namespace_labels: Labels = Field(default_factory=dict)
     pod_monitor: bool = False
+    check_nodes: bool = True
 
 
 def load(path: Path) -> Defaults:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field, ValidationError
 from sojourn.operator.errors import OperatorError, Permanent, Transient
 
 
@@ -133,6 +134,18 @@ class HelmSettings:
     history: int = 3
 
 
+class Applied(BaseModel):
+    """What helm says of a release that it has installed or upgraded.
+
+    Attributes:
+        revision: number of the record that it wrote.
+        manifest: what it applied.
+    """
+
+    revision: int = Field(validation_alias="version")
+    manifest: str
+
+
 # verb, seconds, error or None
 Observer = Callable[[str, float, OperatorError | None], None]
 
@@ -162,15 +175,19 @@ class Helm:
         arguments = ("template", release, self.settings.chart, "-n", namespace, "-f", "-")
         return await self._call(*arguments, stdin=json.dumps(values))
 
-    async def upgrade(self, release: str, namespace: str, values: Any, labels: Mapping[str, str]) -> None:
+    async def upgrade(self, release: str, namespace: str, values: Any, labels: Mapping[str, str]) -> Applied:
         """Installs or upgrades, and returns when every object is applied, ready or not."""
-        await self._call(
+        said = await self._call(
             *("upgrade", "--install", release, self.settings.chart, "-n", namespace, "-f", "-"),
             *("--reset-values", "--server-side=true", "--force-conflicts", "--disable-openapi-validation"),
             *("--history-max", self.settings.history, "--timeout", f"{self.settings.timeout_seconds}s"),
-            *("--labels", ",".join(f"{key}={value}" for key, value in sorted(labels.items()))),
+            *("--labels", ",".join(f"{key}={value}" for key, value in sorted(labels.items())), "-o", "json"),
             stdin=json.dumps(values),
         )
+        try:
+            return Applied.model_validate_json(said)
+        except ValidationError as error:
+            raise HelmFailed(f"helm upgrade answered something else than a release: {said[:200]!r}") from error
 
     async def rollback(self, release: str, namespace: str, revision: int) -> None:
         """Applies the manifest of an older revision as a new one."""

@@ -1,48 +1,17 @@
-"""What the pods of a service say of themselves: read from the metrics of both processes, summed, rounded.
+"""What the answers of a service's pods amount to: summed, rounded, with a word on whether they can be believed."""
 
-Metrics need neither a certificate nor a token, so that the operator holds no secret of a service. Whoever does not
-answer in time is left out; that the operator cannot see is a condition, never zeros.
-"""
-
-import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
-from sojourn.operator.plan import human
+from sojourn.operator.conditions import Status
+from sojourn.operator.plan import Space, human
+from sojourn.operator.pods import Health, PodView
 from sojourn.operator.resources.status import AdaLNStatus, ComponentResidency, ResidencyStatus
+from sojourn.v1 import inference_pb2, residency_pb2
+from sojourn.v1.residency_pb2 import Tier
 
-TIMEOUT_SECONDS = 3.0
-# More pods than this are summed up from the first ones: status is a summary, the metrics are the whole.
-MAX_PODS = 32
-# As the chart of a service sets them.
-INFERENCE_PORT, RESIDENCYD_PORT = 9464, 9465
-
-_MAPPED = "sojourn_residency_mapped_bytes"
-_RESIDENT = "sojourn_residency_resident_bytes"
-_REQUESTS = "sojourn_plan_cache_requests_total"
-
-Labels = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Scrape:
-    """Samples of one process: name, labels, value."""
-
-    samples: tuple[tuple[str, Labels, float], ...] = ()
-
-    def of(self, name: str) -> Iterable[tuple[Labels, float]]:
-        """Labels and value of each sample of a metric."""
-        return ((labels, value) for found, labels, value in self.samples if found == name)
-
-
-@dataclass(frozen=True)
-class PodView:
-    """One pod; None for a process that did not answer."""
-
-    inference: Scrape | None
-    residencyd: Scrape | None
+# Results of transactions that have served a request.
+_SERVED = ("hit", "host", "store", "built")
 
 
 @dataclass(frozen=True)
@@ -50,11 +19,19 @@ class View:
     """A service, over its pods.
 
     Attributes:
+        serving: "True" where every model that could be asked is SERVING; "Unknown" where one does not answer.
+        health: why not, in one word.
+        health_message: why not, for people.
         visible: whether every sidecar answered and sees its process.
         reason: why not.
+        message: for people.
+        spaces: the model's own memory plan, the largest over the pods.
         not_owned: bytes that are cold but stay, since the checkpoint's files belong to another user; None: unknown.
     """
 
+    serving: Status
+    health: str
+    health_message: str
     visible: bool
     reason: str
     message: str
@@ -62,39 +39,59 @@ class View:
     family: str = ""
     residency: ResidencyStatus | None = None
     adaln: AdaLNStatus | None = None
+    spaces: tuple[Space, ...] = ()
     not_owned: float | None = None
 
 
-def summarise(pods: Sequence[PodView]) -> View:
-    """The view of a service over the answers of its pods."""
-    inference = [pod.inference for pod in pods if pod.inference]
-    sidecars = [pod.residencyd for pod in pods if pod.residencyd]
+def summarise(pods: Sequence[PodView], *, obstacle: str = "") -> View:
+    """The view of a service over the answers of its pods.
+
+    Args:
+        pods: their answers.
+        obstacle: why the models could not be asked, or not all; empty if they could.
+    """
+    infos = [pod.info for pod in pods if pod.info]
+    sidecars = [pod.residency for pod in pods if pod.residency]
+    serving, health, health_message = _health(pods)
     visible, reason, message = _visibility(pods)
-    info = next((labels for scrape in inference for labels, _ in scrape.of("sojourn_model_info")), {})
+    if obstacle:
+        message += f"; the model itself is not asked: {obstacle}"
     return View(
+        serving=serving,
+        health=health,
+        health_message=health_message,
         visible=visible,
         reason=reason,
         message=message,
-        model=info.get("model", ""),
-        family=info.get("family", ""),
+        model=next((info.model for info in infos if info.model), ""),
+        family=next((info.family for info in infos if info.family), ""),
         residency=_residency(sidecars),
-        adaln=_adaln(inference),
+        adaln=_adaln(infos),
+        spaces=_spaces(infos),
         not_owned=_not_owned(sidecars) if visible else None,
     )
 
 
+def _health(pods: Sequence[PodView]) -> tuple[Status, str, str]:
+    for pod in pods:
+        if pod.health is Health.NOT_SERVING:
+            why = pod.info.state_reason if pod.info else ""
+            return "False", "NotServing", f"the model of {pod.name} says NOT_SERVING" + (f": {why}" if why else "")
+    silent = [pod.name for pod in pods if pod.health is Health.SILENT]
+    if silent or not pods:
+        who = ", ".join(silent) or "no pod"
+        return "Unknown", "HealthUnreachable", f"the operator asks for health and gets no answer: {who}"
+    return "True", "Serving", ""
+
+
 def _visibility(pods: Sequence[PodView]) -> tuple[bool, str, str]:
-    silent = sum(pod.residencyd is None for pod in pods)
-    if silent:
+    silent = sum(pod.residency is None for pod in pods)
+    if silent or not pods:
         return False, "Unreachable", f"the residencyd of {silent} of {len(pods)} pods does not answer the operator"
-    blind = [
-        labels["reason"]
-        for pod in pods
-        for labels, value in (pod.residencyd or Scrape()).of("sojourn_residency_blind")
-        if value and "reason" in labels
-    ]
+    processes = [process for pod in pods if pod.residency for process in pod.residency.processes]
+    blind = sorted({process.blind_reason for process in processes if process.blind_reason})
     if blind:
-        return False, "Blind", f"residencyd cannot see the model process: {', '.join(sorted(set(blind)))}"
+        return False, "Blind", f"residencyd cannot see the model process: {', '.join(blind)}"
     return True, "Visible", f"{len(pods)} pods report where their weights are"
 
 
@@ -102,18 +99,25 @@ def _visibility(pods: Sequence[PodView]) -> tuple[bool, str, str]:
 class _Tiers:
     """Bytes of one component by tier."""
 
-    mapped: dict[str, float] = field(default_factory=dict)
-    resident: dict[str, float] = field(default_factory=dict)
+    mapped: dict[int, int] = field(default_factory=dict)
+    resident: dict[int, int] = field(default_factory=dict)
+
+    def add(self, tier: residency_pb2.TierBytes) -> None:
+        self.mapped[tier.tier] = self.mapped.get(tier.tier, 0) + tier.mapped_bytes
+        self.resident[tier.tier] = self.resident.get(tier.tier, 0) + tier.resident_bytes
 
 
-def _residency(sidecars: Sequence[Scrape]) -> ResidencyStatus | None:
+def _components(sidecars: Sequence[residency_pb2.Residency]) -> Iterator[residency_pb2.ComponentResidency]:
+    return (component for residency in sidecars for process in residency.processes for component in process.components)
+
+
+def _residency(sidecars: Sequence[residency_pb2.Residency]) -> ResidencyStatus | None:
     """Bytes by component and in all; None where nobody reports any, which is not the same as zero bytes."""
     components: dict[str, _Tiers] = {}
-    for scrape in sidecars:
-        for name, part in ((_MAPPED, "mapped"), (_RESIDENT, "resident")):
-            for labels, value in scrape.of(name):
-                tiers = getattr(components.setdefault(labels["component"], _Tiers()), part)
-                tiers[labels["tier"]] = tiers.get(labels["tier"], 0.0) + value
+    for component in _components(sidecars):
+        tiers = components.setdefault(component.name, _Tiers())
+        for tier in component.tiers:
+            tiers.add(tier)
     if not components:
         return None
     rows = tuple(_component(name, tiers) for name, tiers in sorted(components.items()))
@@ -126,75 +130,49 @@ def _residency(sidecars: Sequence[Scrape]) -> ResidencyStatus | None:
 def _component(name: str, tiers: _Tiers) -> ComponentResidency:
     return ComponentResidency(
         component=name,
-        vram_bytes=rounded(tiers.mapped.get("vram", 0)),
-        pinned_bytes=rounded(tiers.resident.get("host_pinned", 0)),
-        mapped_bytes=rounded(tiers.mapped.get("host_mapped", 0)),
-        mapped_resident_bytes=rounded(tiers.resident.get("host_mapped", 0)),
-        pageable_bytes=rounded(tiers.resident.get("host_pageable", 0)),
+        vram_bytes=rounded(tiers.mapped.get(Tier.TIER_VRAM, 0)),
+        pinned_bytes=rounded(tiers.resident.get(Tier.TIER_HOST_PINNED, 0)),
+        mapped_bytes=rounded(tiers.mapped.get(Tier.TIER_HOST_MAPPED, 0)),
+        mapped_resident_bytes=rounded(tiers.resident.get(Tier.TIER_HOST_MAPPED, 0)),
+        pageable_bytes=rounded(tiers.resident.get(Tier.TIER_HOST_PAGEABLE, 0)),
     )
 
 
-def _adaln(scrapes: Sequence[Scrape]) -> AdaLNStatus | None:
+def _adaln(infos: Sequence[inference_pb2.GetInfoResponse]) -> AdaLNStatus | None:
     """What the plan cache does; None where there is none."""
-    by_result: dict[str, float] = {}
-    for scrape in scrapes:
-        for labels, value in scrape.of(_REQUESTS):
-            by_result[labels["result"]] = by_result.get(labels["result"], 0.0) + value
-    if not by_result:
+    caches = [info.plan_cache for info in infos if info.HasField("plan_cache")]
+    if not caches:
         return None
-    served = sum(by_result.get(result, 0.0) for result in ("hit", "host", "store", "built"))
-    builds = by_result.get("built", 0.0)
-    unloaded = _sum(scrapes, "sojourn_plan_cache_unloaded_weight_bytes")
-    allocated = _sum(scrapes, "sojourn_plan_cache_allocated_bytes")
+    served = sum(cache.requests.get(result, 0) for cache in caches for result in _SERVED)
+    builds = sum(cache.requests.get("built", 0) for cache in caches)
+    saved = sum(cache.unloaded_weight_bytes - cache.device_bytes - cache.host_bytes for cache in caches)
     return AdaLNStatus(
         hit_ratio=f"{100 * (served - builds) / served:.0f}" if served else "",
-        builds=int(builds),
-        saved=human(rounded(max(0.0, unloaded - allocated))),
+        builds=builds,
+        saved=human(rounded(max(0, saved))),
     )
 
 
-def _not_owned(sidecars: Sequence[Scrape]) -> float:
-    stuck = (found for scrape in sidecars for found in scrape.of("sojourn_headroom_stuck_bytes"))
-    return sum(value for labels, value in stuck if labels.get("reason") == "not_owner")
+def _spaces(infos: Sequence[inference_pb2.GetInfoResponse]) -> tuple[Space, ...]:
+    """The memory plan of the pod that needs most, space by space."""
+    found: dict[str, Space] = {}
+    for info in infos:
+        for space in info.memory_plan.spaces:
+            known = found.get(space.space)
+            if known is None or space.peak_bytes > known.peak_bytes:
+                found[space.space] = Space(space.space, space.peak_bytes, space.budget_bytes)
+    return tuple(found[name] for name in sorted(found))
 
 
-def _sum(scrapes: Sequence[Scrape], name: str) -> float:
-    return sum(value for scrape in scrapes for _, value in scrape.of(name))
+def _not_owned(sidecars: Sequence[residency_pb2.Residency]) -> float:
+    return sum(
+        stuck.size_bytes
+        for component in _components(sidecars)
+        for stuck in component.stuck
+        if stuck.reason == "not_owner"
+    )
 
 
 def rounded(size: float) -> int:
     """Bytes to two significant digits, so that small movements are no reason to write a status."""
     return int(float(f"{size:.2g}"))
-
-
-def parse(text: str) -> Scrape:
-    """Samples of a metrics page in the text format."""
-    return Scrape(
-        tuple(
-            (sample.name, sample.labels, sample.value)
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        )
-    )
-
-
-async def look(session: aiohttp.ClientSession, addresses: Sequence[str]) -> View:
-    """Asks the pods with these addresses."""
-    return summarise(await asyncio.gather(*(_pod(session, address) for address in addresses[:MAX_PODS])))
-
-
-async def _pod(session: aiohttp.ClientSession, address: str) -> PodView:
-    inference, residencyd = await asyncio.gather(
-        _scrape(session, address, INFERENCE_PORT), _scrape(session, address, RESIDENCYD_PORT)
-    )
-    return PodView(inference, residencyd)
-
-
-async def _scrape(session: aiohttp.ClientSession, address: str, port: int) -> Scrape | None:
-    host = f"[{address}]" if ":" in address else address
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
-    try:
-        async with session.get(f"http://{host}:{port}/metrics", timeout=timeout) as answer:
-            return parse(await answer.text()) if answer.status == 200 else None
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-        return None

@@ -1,10 +1,27 @@
-"""Whether what the policies ask for fits the memory limit: arithmetic over quantities, before anything is started."""
+"""Whether a service fits: what is asked for against limit and nodes before a start, the model's own plan after it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sojourn.operator.desired import Policies
+from sojourn.operator.nodes import Node
 from sojourn.operator.resources import DiffusionServiceSpec
 from sojourn.operator.resources.base import quantity_value
+
+
+@dataclass(frozen=True)
+class Space:
+    """One space of memory as the model has planned it, from the headers of its checkpoint.
+
+    Attributes:
+        name: "host" or "device".
+        peak_bytes: the most that any stage takes; on the host only what cannot be dropped.
+        budget_bytes: what it may take.
+    """
+
+    name: str
+    peak_bytes: int
+    budget_bytes: int
 
 
 @dataclass(frozen=True)
@@ -14,10 +31,12 @@ class HostPlan:
     Attributes:
         parts: name and quantity of each.
         limit: the memory limit; None where there is none.
+        node: the largest node that may run it; None where that is not known.
     """
 
     parts: tuple[tuple[str, str], ...]
     limit: str | None
+    node: Node | None = None
 
     @property
     def needed_bytes(self) -> float:
@@ -26,34 +45,58 @@ class HostPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether the parts leave room for the model within the limit."""
-        return self.limit is None or self.needed_bytes < quantity_value(self.limit)
+        """Whether the parts leave room for the model within the limit, and on the largest node."""
+        return not self.obstacle
+
+    @property
+    def obstacle(self) -> str:
+        """What is too small, with what to change; empty if nothing is."""
+        if self.limit is not None and self.needed_bytes >= quantity_value(self.limit):
+            return f"the memory limit of {self.limit}: raise resources.limits.memory, or lower what is asked for"
+        if self.node and self.needed_bytes >= quantity_value(self.node.memory):
+            return (
+                f"the {human(quantity_value(self.node.memory))} allocatable on {self.node.name}, the largest node "
+                "that scheduling.nodeSelector allows: lower what is asked for, or add a larger node"
+            )
+        return ""
 
     @property
     def message(self) -> str:
         """Needed against available, for people."""
         parts = ", ".join(f"{name} {size}" for name, size in self.parts)
+        if obstacle := self.obstacle:
+            return f"{parts} ({human(self.needed_bytes)} in all) do not fit {obstacle}"
         if self.limit is None:
             return f"no memory limit is set; asked for: {parts}"
-        verb = "fit" if self.fits else "do not fit"
-        cure = "" if self.fits else ": raise resources.limits.memory, or lower what the policies ask for"
-        return f"{parts} ({human(self.needed_bytes)} in all) {verb} the memory limit of {self.limit}{cure}"
+        return f"{parts} ({human(self.needed_bytes)} in all) fit the memory limit of {self.limit}"
 
 
-def host_plan(spec: DiffusionServiceSpec, policies: Policies, *, adaln_given: bool) -> HostPlan:
+def host_plan(
+    spec: DiffusionServiceSpec, policies: Policies, *, adaln_given: bool, node: Node | None = None
+) -> HostPlan:
     """The host memory that a service is asked to use besides its weights.
 
     Args:
         spec: of the service.
         policies: that it follows.
         adaln_given: whether somebody chose the host tier's size. The engine shrinks the default to what is there.
+        node: the largest that may run it.
     """
     parts = [("sharedHostMemory", spec.shared_host_memory.size)]
     if adaln_given and policies.adaln.mode != "Disabled":
         parts.append(("hostTier", policies.adaln.host_tier_size))
     if policies.offload.next_stage_headroom:
         parts.append(("nextStageHeadroom", policies.offload.next_stage_headroom))
-    return HostPlan(tuple(parts), spec.resources.limits.get("memory"))
+    return HostPlan(tuple(parts), spec.resources.limits.get("memory"), node)
+
+
+def overdrawn(spaces: Sequence[Space]) -> str:
+    """What the model itself has planned beyond its budget, for people; empty where all is within."""
+    return "; ".join(
+        f"the model needs {human(space.peak_bytes)} of {space.name} memory and may take {human(space.budget_bytes)}"
+        for space in spaces
+        if space.peak_bytes > space.budget_bytes > 0
+    )
 
 
 def human(size: float) -> str:

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as distribution_version
@@ -19,6 +20,8 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from sojourn.operator import informer as informing
 from sojourn.operator import logs
+from sojourn.operator.admission import Admission, WebhookSettings
+from sojourn.operator.admission import serve as serve_admission
 from sojourn.operator.cache import WATCHED, Cache, Key
 from sojourn.operator.defaults import Defaults
 from sojourn.operator.errors import OperatorError
@@ -27,6 +30,7 @@ from sojourn.operator.kube.access import Access, open_connector, open_session
 from sojourn.operator.kube.client import DEPLOYMENTS, DIFFUSION_SERVICES, Kube, Object, Resource
 from sojourn.operator.manifest import chart_digest, chart_label
 from sojourn.operator.naming import WORKLOAD_SELECTOR
+from sojourn.operator.nodes import Nodes
 from sojourn.operator.queueing import Backoff, KeyedQueue
 from sojourn.operator.reconcile import Pace, Reconciler
 from sojourn.operator.records import RecordBook
@@ -35,6 +39,10 @@ from sojourn.operator.telemetry import Problem, Snapshot, Telemetry
 
 logger = logging.getLogger(__name__)
 
+# Whether the pass that runs in this context has changed anything; passes at the same time do not count for it.
+_changed: ContextVar[bool] = ContextVar("changed", default=False)
+# What is written without a change to any object of people's: events are news, dry runs are questions.
+_NO_CHANGE = frozenset({"event", "dry_run"})
 # Conditions that are wrong when they are what is said here.
 _WRONG = {
     "Ready": "False",
@@ -57,6 +65,7 @@ class Settings:
         helm: how helm is called.
         pace: how often things are looked at.
         backoff: pauses after failed passes.
+        webhook: where admission is served; None for nowhere.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -66,6 +75,7 @@ class Settings:
     helm: HelmSettings = field(default_factory=HelmSettings)
     pace: Pace = field(default_factory=Pace)
     backoff: Backoff = field(default_factory=Backoff)
+    webhook: WebhookSettings | None = None
 
 
 @dataclass
@@ -85,14 +95,6 @@ class Heartbeat:
         return self.last is not None and self.clock() - self.last < 1.5 * self.resync_seconds[1]
 
 
-@dataclass(frozen=True)
-class Sessions:
-    """HTTP sessions: to the API server and to pods."""
-
-    kube: aiohttp.ClientSession
-    pods: aiohttp.ClientSession
-
-
 class Operator:
     """Everything of one run."""
 
@@ -102,11 +104,12 @@ class Operator:
         access: Access,
         defaults: Defaults,
         connector: aiohttp.TCPConnector,
-        sessions: Sessions,
+        session: aiohttp.ClientSession,
     ) -> None:
         self.settings = settings
         self.telemetry = Telemetry(version=_version())
-        self.kube = Kube(sessions.kube, access.server, on_write=self.telemetry.written)
+        self.kube = Kube(session, access.server, on_write=self._on_write)
+        self.nodes = Nodes(self.kube, enabled=defaults.check_nodes and not settings.namespaces)
         self.cache = Cache()
         self.queue: KeyedQueue[Key] = KeyedQueue(settings.backoff)
         self.heartbeat = Heartbeat(settings.resync_seconds)
@@ -120,9 +123,10 @@ class Operator:
             defaults=defaults,
             chart=chart_label(settings.helm.chart),
             telemetry=self.telemetry,
-            pods=sessions.pods,
+            nodes=self.nodes,
             pace=settings.pace,
         )
+        self.admission = Admission(self.kube, self.cache, self.nodes, self.telemetry)
         self.informer = informing.Informer(self.cache, self.queue, self.telemetry, self.reconciler.suspects)
         self._registry = informing.registry(
             self.informer, server=access.server, open_session=lambda: open_session(access, connector)
@@ -169,12 +173,15 @@ class Operator:
         """
         scopes = self.settings.namespaces or (None,)
         await self.book.read_all(scopes)
-        self.cache.replace_deployments(map(informing.slim, await self._list_all(DEPLOYMENTS, scopes)))
+        await self.nodes.refresh()
+        known_deployments = dict(self.cache.deployments)
+        deployments = map(informing.slim, await self._list_all(DEPLOYMENTS, scopes))
+        self.cache.replace_deployments(deployments, known_deployments)
         for resource in WATCHED:
+            known = dict(self.cache.of_kind(resource.kind))
             items = await self._list_all(resource, scopes)
-            for gone in self.cache.replace(
-                resource.kind, [_typed(item, resource.api_version, resource.kind) for item in items]
-            ):
+            typed = [_typed(item, resource.api_version, resource.kind) for item in items]
+            for gone in self.cache.replace(resource.kind, typed, known):
                 self._wake_after_loss(gone)
         for key in list(self.cache.resources):
             if suspect and key.kind == DIFFUSION_SERVICES.kind:
@@ -202,7 +209,7 @@ class Operator:
 
     async def _pass(self, key: Key) -> None:
         started = time.monotonic()
-        writes = self._written()
+        _changed.set(False)
         try:
             again = await self.reconciler.reconcile(key)
         except OperatorError as error:
@@ -216,18 +223,17 @@ class Operator:
             logger.exception("%s %s/%s: a fault of the operator (again in %.0f s)", *key, pause)
         else:
             self.queue.succeeded(key)
-            result = "applied" if self._written() != writes else "unchanged"
+            result = "applied" if _changed.get() else "unchanged"
             self.telemetry.reconciles.labels(key.kind, result).inc()
             if again is not None:
                 self.queue.add(key, after=again)
         finally:
             self.telemetry.reconcile_seconds.labels(key.kind).observe(time.monotonic() - started)
 
-    def _written(self) -> float:
-        return sum(
-            self.telemetry.registry.get_sample_value("sojourn_operator_api_writes_total", {"what": what}) or 0.0
-            for what in ("status", "metadata", "object")
-        )
+    def _on_write(self, what: str) -> None:
+        self.telemetry.written(what)
+        if what not in _NO_CHANGE:
+            _changed.set(True)
 
     async def _resync_forever(self) -> None:
         while True:
@@ -301,8 +307,7 @@ async def run(settings: Settings, access: Access, defaults: Defaults, stop: asyn
         connector = open_connector(access)
         stack.push_async_callback(connector.close)
         kube = await stack.enter_async_context(open_session(access, connector))
-        pods = await stack.enter_async_context(aiohttp.ClientSession())
-        operator = Operator(settings, access, defaults, connector, Sessions(kube, pods))
+        operator = Operator(settings, access, defaults, connector, kube)
         logs.count(operator.telemetry)
         ProcessCollector(registry=operator.telemetry.registry)
         PlatformCollector(registry=operator.telemetry.registry)
@@ -310,4 +315,6 @@ async def run(settings: Settings, access: Access, defaults: Defaults, stop: asyn
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, *settings.listen).start()
+        if settings.webhook:
+            await serve_admission(stack, operator.admission, settings.webhook)
         await operator.run(stop or asyncio.Event())

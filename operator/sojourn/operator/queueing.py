@@ -40,6 +40,7 @@ class KeyedQueue(Generic[Key]):
         self._heap: list[tuple[float, int, Key]] = []
         self._due: dict[Key, float] = {}
         self._held: set[Key] = set()
+        self._nudged: set[Key] = set()
         self._failures: dict[Key, int] = {}
         self._moved = asyncio.Event()
 
@@ -51,6 +52,21 @@ class KeyedQueue(Generic[Key]):
         self._due[key] = due
         heapq.heappush(self._heap, (due, next(self._numbers), key))
         self._moved.set()
+
+    def renew(self, key: Key) -> None:
+        """Asks for a pass at once, as if none had ever failed: somebody wants something else."""
+        self._failures.pop(key, None)
+        self.add(key)
+
+    def nudge(self, key: Key) -> None:
+        """Asks for a pass at once, unless the last one failed, or the present one does: then its pause holds.
+
+        A failing pass changes objects, and their events would else bring the next one on, without a pause.
+        """
+        if key in self._held:
+            self._nudged.add(key)
+        elif key not in self._failures or key not in self._due:
+            self.add(key)
 
     def remind(self, key: Key) -> None:
         """Asks for a pass unless one is planned already: what failed keeps its pause."""
@@ -81,6 +97,7 @@ class KeyedQueue(Generic[Key]):
 
     def failed(self, key: Key) -> float:
         """Asks for another pass after a pause that grows with each failure in a row; returns the pause."""
+        self._nudged.discard(key)
         self._failures[key] = self._failures.get(key, 0) + 1
         pause = self._backoff.pause(self._failures[key])
         self.add(key, after=pause)
@@ -89,11 +106,15 @@ class KeyedQueue(Generic[Key]):
     def succeeded(self, key: Key) -> None:
         """Forgets the failures of a key."""
         self._failures.pop(key, None)
+        if key in self._nudged:
+            self._nudged.discard(key)
+            self.add(key)
 
     def drop(self, key: Key) -> None:
         """Takes a key out of the queue: what it stood for is gone."""
         self._due.pop(key, None)
         self._failures.pop(key, None)
+        self._nudged.discard(key)
 
     def waiting(self) -> int:
         """Keys that are due now and not held."""

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-import aiohttp
-from pydantic import ValidationError
-from sojourn.operator.cache import Cache, Key, policy_keys
+from sojourn.operator.cache import Cache, Key
+from sojourn.operator.checks import check
 from sojourn.operator.conditions import POLICY_RESOLVED, READY, RELEASED, STALLED, Verdict, find, transitions
+from sojourn.operator.credentials import caller_of
 from sojourn.operator.defaults import Defaults
-from sojourn.operator.desired import Owner, Policies, desired
+from sojourn.operator.desired import Owner, desired
 from sojourn.operator.errors import ApiError, Conflict, NotFound, OperatorError, Permanent
 from sojourn.operator.helm import HelmForbidden, Unreachable
 from sojourn.operator.kube.client import (
@@ -29,8 +29,9 @@ from sojourn.operator.kube.client import (
     Resource,
 )
 from sojourn.operator.naming import FINALIZER, RECONCILE_AT, release_name
-from sojourn.operator.observe import View, look
-from sojourn.operator.plan import host_plan
+from sojourn.operator.nodes import Nodes
+from sojourn.operator.observe import View, summarise
+from sojourn.operator.pods import look
 from sojourn.operator.records import UnreadableRecord
 from sojourn.operator.releases import Outcome, Releases, Target
 from sojourn.operator.reporting import (
@@ -42,11 +43,12 @@ from sojourn.operator.reporting import (
     failing_status,
     policy_status,
     ready_conditions,
+    says_something,
     service_status,
     starting_status,
     unresolved,
 )
-from sojourn.operator.resources import AdaLNCacheSpec, DiffusionServiceSpec, LayerwiseOffloadSpec
+from sojourn.operator.resources import DiffusionServiceSpec
 from sojourn.operator.resources.status import Condition, DiffusionServiceStatus, PolicyStatus, ReleaseStatus
 from sojourn.operator.telemetry import Telemetry
 from sojourn.operator.workload import judge
@@ -89,6 +91,21 @@ class _Refusal:
     pause: timedelta
 
 
+@dataclass(frozen=True)
+class _Wish:
+    """What a pass is to achieve.
+
+    Attributes:
+        target: the release as it should be.
+        forced: whether somebody asked for this very pass.
+        known_before: whether an earlier pass may have installed anything.
+    """
+
+    target: Target
+    forced: bool
+    known_before: bool
+
+
 @dataclass
 class Reconciler:
     """What passes need. One pass per key at a time."""
@@ -99,13 +116,14 @@ class Reconciler:
     defaults: Defaults
     chart: str
     telemetry: Telemetry
-    pods: aiohttp.ClientSession
+    nodes: Nodes
     pace: Pace = field(default_factory=Pace)
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     # Deployments or whole services whose objects are to be compared with their manifest at the next pass.
     suspects: set[Key] = field(default_factory=set)
     _refusals: dict[Key, _Refusal] = field(default_factory=dict)
     _figures_written: dict[Key, datetime] = field(default_factory=dict)
+    _looked: dict[Key, datetime] = field(default_factory=dict)
     _failed_deletes: dict[Key, int] = field(default_factory=dict)
 
     async def reconcile(self, key: Key) -> float | None:
@@ -144,6 +162,8 @@ class Reconciler:
     # ---- services -------------------------------------------------------------------------------------------------
 
     async def _service(self, key: Key, item: Object) -> float | None:
+        # Nothing is installed before the finalizer is there: without it there is nothing to recover.
+        known = FINALIZER in item["metadata"].get("finalizers", [])
         item = await self._ensure_finalizer(key, item)
         # From here on `item` is what this pass speaks of. The cache may move on to a newer spec meanwhile; what is
         # found out about this one must not be said of that one.
@@ -151,47 +171,30 @@ class Reconciler:
         handled = _asked(item)
         outcome = Outcome()
         if target and not findings.block:
-            findings, outcome = await self._follow(key, item, findings, target, forced=handled is not None)
+            wish = _Wish(target, forced=handled is not None, known_before=known)
+            findings, outcome = await self._follow(key, item, findings, wish)
         else:
             findings = self._stay(key, item, findings)
-        findings = await self._inspect(key, replace(findings, handled=handled))
+        findings = await self._inspect(key, item, replace(findings, handled=handled))
         await self._write_status(key, service_status(self._before(key), item, findings, now=self._stamp()))
         return self._next_look(findings, outcome)
 
     def _resolve(self, key: Key, item: Object) -> tuple[Findings, Target | None]:
         """What the object asks for; no target where it cannot be known."""
-        try:
-            spec = DiffusionServiceSpec.model_validate(item["spec"])
-            policies, missing = self._policies(item)
-        except ValidationError as error:
-            return blocked(Findings(), "InvalidSpec", _first_lines(error)), None
-        findings = Findings(policies=unresolved(missing))
-        if missing:
-            return blocked(findings, "PolicyNotFound", f"not found: {', '.join(missing)}"), None
-        plan = host_plan(spec, policies, adaln_given=spec.adaln_cache_ref is not None)
+        checked = check(item, self.cache.resources.get, self.nodes)
+        policies = None if checked.missing is None else unresolved(checked.missing)
+        findings = Findings(policies=policies, plan=checked.plan)
+        if checked.fault:
+            findings = blocked(findings, checked.fault.reason, checked.fault.message)
+        if checked.spec is None or checked.policies is None:
+            return findings, None
         owner = Owner(key.namespace, key.name, item["metadata"]["uid"])
-        target = self.releases.target(key.namespace, key.name, owner.uid, desired(owner, spec, policies, self.defaults))
-        findings = replace(findings, plan=plan)
-        return (findings if plan.fits else blocked(findings, "PlanDoesNotFit", plan.message)), target
+        values = desired(owner, checked.spec, checked.policies, self.defaults)
+        return findings, self.releases.target(key.namespace, key.name, owner.uid, values)
 
-    def _policies(self, item: Object) -> tuple[Policies, list[str]]:
-        found: dict[str, Object] = {}
-        missing = []
-        for policy in policy_keys(item):
-            body = self.cache.resources.get(policy)
-            if body is None or "deletionTimestamp" in body["metadata"]:
-                missing.append(f"{policy.kind} {policy.name}")
-            else:
-                found[policy.kind] = body.get("spec") or {}
-        return Policies(
-            AdaLNCacheSpec.model_validate(found.get(ADALN_CACHES.kind, {})),
-            LayerwiseOffloadSpec.model_validate(found.get(LAYERWISE_OFFLOADS.kind, {})),
-        ), missing
-
-    async def _follow(
-        self, key: Key, item: Object, findings: Findings, target: Target, *, forced: bool
-    ) -> tuple[Findings, Outcome]:
+    async def _follow(self, key: Key, item: Object, findings: Findings, wish: _Wish) -> tuple[Findings, Outcome]:
         """Has the release follow the target, unless that is suspended or was refused before."""
+        target = wish.target
         if item["spec"].get("suspend"):
             in_place = await self.releases.in_place(target)
             verdict = Verdict(RELEASED, "True" if in_place else "False", "Suspended", "suspend is true")
@@ -202,22 +205,24 @@ class Reconciler:
             )
             return replace(findings, released=verdict, in_place=in_place, block=suspended), Outcome()
         refusal = self._refusals.get(key)
-        if refusal and refusal.inputs == target.inputs and self.now() < refusal.until and not forced:
+        if refusal and refusal.inputs == target.inputs and self.now() < refusal.until and not wish.forced:
             return replace(findings, block=refusal.block), Outcome()
         try:
-            return await self._settle(key, item, findings, target, forced=forced)
+            return await self._settle(key, item, findings, wish)
         except Permanent as error:
             return self._refused(key, findings, target, error), Outcome()
 
-    async def _settle(
-        self, key: Key, item: Object, findings: Findings, target: Target, *, forced: bool
-    ) -> tuple[Findings, Outcome]:
-        async def before_apply() -> None:
-            status = starting_status(self._before(key), item, "applying the release", now=self._stamp())
-            await self._write_status(key, status)
+    async def _settle(self, key: Key, item: Object, findings: Findings, wish: _Wish) -> tuple[Findings, Outcome]:
+        before, seen, target = self._before(key), self.cache.deployment_of(key), wish.target
 
-        known = find(self._before(key).conditions, RELEASED) is not None
-        outcome = await self.releases.settle(target, known_before=known, before_apply=before_apply)
+        async def before_apply() -> None:
+            if says_something(before):
+                status = starting_status(self._before(key), item, "applying the release", now=self._stamp())
+                await self._write_status(key, status)
+
+        outcome = await self.releases.settle(
+            target, known_before=wish.known_before, before_apply=before_apply, noted=before.release
+        )
         self._refusals.pop(key, None)
         if outcome.record is None:
             waiting = Verdict(
@@ -225,9 +230,9 @@ class Reconciler:
             )
             return replace(findings, released=waiting), outcome
         await self._tell_outcome(key, outcome)
-        if outcome.applied:
+        if outcome.applied and (seen or self.cache.deployment_of(key) is None):
             await self._refresh_deployment(key)
-        elif key in self.suspects or forced:
+        elif not outcome.applied and (key in self.suspects or wish.forced):
             outcome = await self._correct_drift(key, target, outcome)
         self.suspects.discard(key)
         return replace(
@@ -267,31 +272,36 @@ class Reconciler:
         in_place = before is not None and before.status == "True" and before.observed_generation == generation
         return replace(findings, in_place=in_place)
 
-    async def _inspect(self, key: Key, findings: Findings) -> Findings:
+    async def _inspect(self, key: Key, item: Object, findings: Findings) -> Findings:
         """The Deployment, its pods where they do not serve, and what they say of themselves where they do."""
         deployment = self.cache.deployment_of(key)
         if deployment is None and not findings.in_place:
             return findings
         workload = judge(deployment)
-        pods: list[Object] = []
-        if (workload.ready != "True" and workload.wanted) or self._observation_due(key):
-            pods = await self.kube.list(
-                PODS, key.namespace, labels=f"app.kubernetes.io/instance={release_name(key.name)}"
-            )
-            workload = judge(deployment, pods)
-        view = await self._view(pods) if workload.ready == "True" and pods else None
+        if not workload.existing:
+            return replace(findings, workload=workload)
+        # A model that was not found serving is asked each time; one that was, as often as figures are looked at.
+        if workload.ready == "True" and self._was_ready(key, item) and not self._due(self._looked, key):
+            return replace(findings, workload=workload)
+        pods = await self.kube.list(PODS, key.namespace, labels=f"app.kubernetes.io/instance={release_name(key.name)}")
+        workload = judge(deployment, pods)
+        view = await self._view(key, item, pods) if workload.ready == "True" else None
         return replace(findings, workload=workload, view=view)
 
-    async def _view(self, pods: list[Object]) -> View | None:
-        addresses = sorted(
-            pod["status"]["podIP"]
-            for pod in pods
-            if pod.get("status", {}).get("podIP") and "deletionTimestamp" not in pod["metadata"]
-        )
-        return await look(self.pods, addresses) if addresses else None
+    async def _view(self, key: Key, item: Object, pods: list[Object]) -> View:
+        spec = DiffusionServiceSpec.model_validate(item["spec"])
+        caller = await caller_of(self.kube, key.namespace, spec.grpc)
+        self._looked[key] = self.now()
+        return summarise(await look(pods, caller), obstacle=caller.shut or caller.unnamed)
 
-    def _observation_due(self, key: Key) -> bool:
-        last = self._figures_written.get(key)
+    def _was_ready(self, key: Key, item: Object) -> bool:
+        ready = find(self._before(key).conditions, READY)
+        generation = item["metadata"]["generation"]
+        return ready is not None and ready.status == "True" and ready.observed_generation == generation
+
+    def _due(self, times: dict[Key, datetime], key: Key) -> bool:
+        """Whether what is done every `observe_seconds` is to be done again."""
+        last = times.get(key)
         return last is None or self.now() - last >= timedelta(seconds=self.pace.observe_seconds)
 
     def _next_look(self, findings: Findings, outcome: Outcome) -> float | None:
@@ -358,7 +368,7 @@ class Reconciler:
         changed = changes(before, status)
         if not changed:
             return
-        if changed.keys() <= FIGURES and not self._observation_due(key):
+        if changed.keys() <= FIGURES and not self._due(self._figures_written, key):
             return
         body = {"status": changed}
         answer = await self.kube.merge(_BY_KIND[key.kind], key.namespace, key.name, body, subresource="status")
@@ -446,7 +456,7 @@ class Reconciler:
         return self.now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def _forget(self, key: Key) -> None:
-        for known in (self._refusals, self._figures_written, self._failed_deletes):
+        for known in (self._refusals, self._figures_written, self._looked, self._failed_deletes):
             known.pop(key, None)
         self.suspects.discard(key)
 
@@ -475,7 +485,3 @@ def _status_of(item: Object) -> DiffusionServiceStatus:
 def _released(outcome: Outcome) -> Verdict:
     assert outcome.record, "a settled release has a record"
     return Verdict(RELEASED, "True", "Deployed", f"revision {outcome.record.revision} is deployed")
-
-
-def _first_lines(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()[:5])

@@ -59,11 +59,19 @@ def deployed(records: Iterable[Record]) -> Record | None:
 
 @dataclass
 class RecordBook:
-    """What is known of the records of all releases: from one metadata-only LIST, brought up to date per release."""
+    """What is known of the records of all releases: from one metadata-only LIST, brought up to date per release.
+
+    Once everything was read, a release that was not seen has no records, and a first install asks nothing. Where
+    somebody else made one meanwhile helm says so, and the release is read anew.
+    """
 
     kube: Kube
     driver: Driver = "configmap"
     _known: dict[tuple[str, str], Records] = field(default_factory=dict)
+    # Releases that were worked on since they were read, and since the last listing of all began.
+    _stale: set[tuple[str, str]] = field(default_factory=set)
+    _touched: set[tuple[str, str]] = field(default_factory=set)
+    _complete: bool = False
 
     @property
     def resource(self) -> Resource:
@@ -71,24 +79,41 @@ class RecordBook:
         return _RESOURCES[self.driver]
 
     async def read_all(self, namespaces: Iterable[str | None] = (None,)) -> None:
-        """Reads the state of all releases in some namespaces; None stands for everywhere."""
+        """Reads the state of all releases in some namespaces; None stands for everywhere.
+
+        What happens to a release while the listing is on its way is not in it, or half: such a release is read anew.
+        """
+        self._touched = set()
         by_release: dict[tuple[str, str], list[Record]] = {}
         for namespace in namespaces:
             for item in await self.kube.list_metadata(self.resource, namespace, labels="owner=helm"):
                 if record := parse(item):
                     by_release.setdefault((record.namespace, record.release), []).append(record)
-        self._known = {key: tuple(records) for key, records in by_release.items()}
+        self._known = {key: tuple(records) for key, records in by_release.items() if key not in self._touched}
+        self._stale = self._touched
+        self._complete = True
 
     async def of(self, namespace: str, release: str) -> Records:
         """The records of one release: as known, else as read now."""
-        if (namespace, release) not in self._known:
+        key = (namespace, release)
+        if key not in self._known and self._complete and key not in self._stale:
+            return ()
+        if key not in self._known:
             items = await self.kube.list_metadata(self.resource, namespace, labels=f"owner=helm,name={release}")
-            self._known[namespace, release] = tuple(record for item in items if (record := parse(item)))
-        return self._known[namespace, release]
+            self._known[key] = tuple(record for item in items if (record := parse(item)))
+        return self._known[key]
 
     def forget(self, namespace: str, release: str) -> None:
         """Has the records of a release read anew at the next look."""
         self._known.pop((namespace, release), None)
+        for touched in (self._stale, self._touched):
+            touched.add((namespace, release))
+
+    def note_only(self, record: Record) -> None:
+        """Notes the only record of a release, as helm has just told of it."""
+        key = (record.namespace, record.release)
+        self._touched.add(key)
+        self._known[key] = (record,)
 
     def releases(self) -> set[tuple[str, str]]:
         """Namespace and name of each release that was seen."""
@@ -115,6 +140,11 @@ class RecordBook:
             with contextlib.suppress(NotFound):
                 await self.kube.delete(self.resource, record.namespace, record.name)
             self.forget(record.namespace, record.release)
+
+
+def record_name(release: str, revision: int) -> str:
+    """What helm calls the record of a revision."""
+    return f"sh.helm.release.v1.{release}.v{revision}"
 
 
 def parse(item: Object) -> Record | None:

@@ -23,7 +23,7 @@ from sojourn.operator.naming import (
     SWEEP_LABEL,
     release_name,
 )
-from sojourn.operator.records import Record, RecordBook, UnreadableRecord, deployed
+from sojourn.operator.records import Record, RecordBook, Records, UnreadableRecord, deployed, newest, record_name
 from sojourn.operator.recovery import (
     Apply,
     DeleteRecords,
@@ -37,6 +37,7 @@ from sojourn.operator.recovery import (
     Wanted,
     next_step,
 )
+from sojourn.operator.resources.status import ReleaseStatus
 
 logger = logging.getLogger(__name__)
 
@@ -118,31 +119,38 @@ class Releases:
         record = deployed(await self._book.of(target.namespace, target.release))
         return record is not None and record.inputs == target.inputs
 
-    async def settle(self, target: Target, *, known_before: bool, before_apply: BeforeApply) -> Outcome:
+    async def settle(
+        self,
+        target: Target,
+        *,
+        known_before: bool,
+        before_apply: BeforeApply,
+        noted: ReleaseStatus | None = None,
+    ) -> Outcome:
         """Takes steps until the wanted manifest is deployed and nothing stray is left.
 
         Args:
             target: what is wanted.
             known_before: whether an earlier pass may have installed anything.
             before_apply: awaited before the first change.
+            noted: what the status says of the release; saves reading a record for its digest.
 
         Raises:
             Permanent: helm or the API server refuses the manifest.
             Transient: it may work later.
         """
-        wanted = await self._wanted(target)
+        wanted = await self._wanted(target, known_before)
         progress = _Progress()
         for _ in range(MAX_STEPS):
-            records = await self._book.of(target.namespace, target.release)
             step = next_step(
-                records,
+                await self._records(target, wanted, noted),
                 wanted,
                 known_before=known_before,
                 now=self._now(),
                 lock_seconds=self._helm.settings.timeout_seconds,
             )
-            if isinstance(step, Settled):
-                return self._outcome(progress, record=await self._with_digest(step.record))
+            if isinstance(step, Settled) and (record := await self._with_digest(step.record, noted)):
+                return self._outcome(progress, record=record)
             if isinstance(step, Wait):
                 return self._outcome(progress, wait_seconds=step.seconds)
             await before_apply()
@@ -198,10 +206,13 @@ class Releases:
 
     async def _take(self, step: Step, target: Target, wanted: Wanted, progress: _Progress) -> None:
         namespace, release = target.namespace, target.release
+        first: Record | None = None
         try:
             match step:
+                case Settled(record):
+                    raise UnreadableRecord(f"release record {record.name} holds no manifest")
                 case Apply(sweep=sweep_after):
-                    await self._apply(target, wanted, sweep_after)
+                    first = await self._apply(target, wanted, sweep_after)
                     progress.applied = True
                 case Sweep(record):
                     progress.swept += await self._sweep(record, target)
@@ -219,11 +230,15 @@ class Releases:
                     progress.recovered.append("an uninstall was cut off: finished")
                     await self._helm.uninstall(release, namespace)
         except (ReleaseBroken, KindMissing, UnreadableRecord) as error:
-            await self._start_over(error, target, wanted, progress)
+            first = await self._start_over(error, target, wanted, progress)
         finally:
             self._book.forget(namespace, release)
+        if first:
+            self._book.note_only(first)
 
-    async def _start_over(self, error: OperatorError, target: Target, wanted: Wanted, progress: _Progress) -> None:
+    async def _start_over(
+        self, error: OperatorError, target: Target, wanted: Wanted, progress: _Progress
+    ) -> Record | None:
         """A record that helm cannot build on blocks every later call; without records helm adopts the objects.
 
         Raises:
@@ -232,23 +247,38 @@ class Releases:
         progress.recovered.append(f"the release record was of no use ({error.reason}): written anew")
         await self._delete_records(target.namespace, target.release)
         try:
-            await self._apply(target, wanted, sweep_after=True)
+            first = await self._apply(target, wanted, sweep_after=True)
         except KindMissing as again:
             refused = Permanent(str(again))
             refused.reason = again.reason
             raise refused from again
         progress.applied = True
+        return first
 
-    async def _apply(self, target: Target, wanted: Wanted, sweep_after: bool) -> None:
+    async def _apply(self, target: Target, wanted: Wanted, sweep_after: bool) -> Record | None:
+        """Calls helm. Returns the record where it is the release's first; of others there is more to know."""
         if target.values.get("autoscaling", {}).get("enabled"):
             await self._hand_over_replicas(target)
         labels = {
-            # null removes what the revision before carried.
+            # null removes what the revision before carried; a first install is not rendered beforehand.
             DIGEST_LABEL: wanted.digest or "null",
             INPUTS_LABEL: wanted.inputs,
             SWEEP_LABEL: "pending" if sweep_after else "done",
         }
-        await self._helm.upgrade(target.release, target.namespace, target.values, labels)
+        applied = await self._helm.upgrade(target.release, target.namespace, target.values, labels)
+        if applied.revision != 1:
+            return None
+        return Record(
+            name=record_name(target.release, applied.revision),
+            namespace=target.namespace,
+            release=target.release,
+            revision=applied.revision,
+            status="deployed",
+            created=self._now(),
+            digest=digest(applied.manifest),
+            inputs=wanted.inputs,
+            sweep=labels[SWEEP_LABEL],
+        )
 
     async def _hand_over_replicas(self, target: Target) -> None:
         """Has another manager hold the live number of replicas, so that it survives the chart's letting go of it.
@@ -288,11 +318,14 @@ class Releases:
         self._book.forget(namespace, release)
         await self._book.delete(await self._book.of(namespace, release))
 
-    async def _wanted(self, target: Target) -> Wanted:
-        """What should be deployed; rendered only where something else is deployed that it may be equal to."""
+    async def _wanted(self, target: Target, known_before: bool) -> Wanted:
+        """What should be deployed; rendered only where something else is, or was, deployed that it may be equal to.
+
+        A first install is not: its record goes without the label of the digest, and its status tells it.
+        """
         key = (target.namespace, target.release)
         records = await self._book.of(*key)
-        if not records or any(record.inputs == target.inputs for record in records):
+        if not (records or known_before) or any(record.inputs == target.inputs for record in records):
             self._rendered.pop(key, None)
             return Wanted(target.inputs)
         if self._rendered.get(key, ("", ""))[0] != target.inputs:
@@ -300,13 +333,26 @@ class Releases:
             self._rendered[key] = (target.inputs, digest(manifest))
         return Wanted(target.inputs, self._rendered[key][1])
 
-    async def _with_digest(self, record: Record) -> Record:
-        """The record, with the digest of its manifest noted where a first install left it out."""
+    async def _records(self, target: Target, wanted: Wanted, noted: ReleaseStatus | None) -> Records:
+        """The records; the newest with its digest, where that is what decides."""
+        records = await self._book.of(target.namespace, target.release)
+        last = newest(records)
+        if last is None or last.status != "deployed" or wanted.digest is None or last.inputs == wanted.inputs:
+            return records
+        whole = await self._with_digest(last, noted) or last
+        return tuple(whole if record is last else record for record in records)
+
+    async def _with_digest(self, record: Record, noted: ReleaseStatus | None) -> Record | None:
+        """The record with the digest of its manifest, from its label, the status or its body; None if unreadable."""
         if record.digest:
             return record
-        found = digest(await self._book.manifest(record))
-        await self._book.label(record, {DIGEST_LABEL: found})
-        return replace(record, digest=found)
+        if noted and noted.revision == record.revision and noted.digest:
+            return replace(record, digest=noted.digest)
+        try:
+            return replace(record, digest=digest(await self._book.manifest(record)))
+        except UnreadableRecord as error:
+            logger.debug("%s", error)
+            return None
 
     @staticmethod
     def _outcome(progress: _Progress, *, record: Record | None = None, wait_seconds: float | None = None) -> Outcome:

@@ -1,6 +1,6 @@
 """Statuses: from what a pass found to what is written, and whether anything is to be written at all."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from sojourn.operator.conditions import (
 from sojourn.operator.kube.client import Object
 from sojourn.operator.naming import INSTANCE_LABEL, release_name
 from sojourn.operator.observe import View, rounded
-from sojourn.operator.plan import HostPlan, human
+from sojourn.operator.plan import HostPlan, Space, human, overdrawn
 from sojourn.operator.resources import DiffusionServiceSpec
 from sojourn.operator.resources.status import (
     DiffusionServiceStatus,
@@ -31,6 +31,7 @@ from sojourn.operator.resources.status import (
 )
 from sojourn.operator.workload import Workload
 
+_MODEL_DOES_NOT_FIT = "ModelDoesNotFit"
 # Written when a pass has other reasons to write, or at most this often: figures, not states.
 FIGURES = frozenset({"residency", "adaLN"})
 
@@ -74,6 +75,11 @@ class Findings:
     release: ReleaseStatus | None = None
     handled: str | None = None
 
+    @property
+    def spaces(self) -> tuple[Space, ...]:
+        """The model's own memory plan, where it told it."""
+        return self.view.spaces if self.view else ()
+
 
 def service_status(before: DiffusionServiceStatus, service: Object, findings: Findings, *, now: str) -> Object:
     """The status of a service after a pass, as JSON."""
@@ -81,10 +87,12 @@ def service_status(before: DiffusionServiceStatus, service: Object, findings: Fi
     status = before.model_copy(
         update={
             "observed_generation": generation,
-            "conditions": merge(before.conditions, _verdicts(findings), generation=generation, now=now),
+            "conditions": merge(
+                before.conditions, _verdicts(before, service, findings), generation=generation, now=now
+            ),
             **_identity(service),
             **_counts(findings.workload),
-            **_figures(before, findings),
+            **_figures(before, service, findings),
         }
     )
     return dump(status)
@@ -100,6 +108,12 @@ def starting_status(before: DiffusionServiceStatus, service: Object, message: st
     )
     conditions = merge(before.conditions, verdicts, generation=generation, now=now)
     return dump(before.model_copy(update={"conditions": conditions, **_identity(service)}))
+
+
+def says_something(before: DiffusionServiceStatus) -> bool:
+    """Whether a status speaks of any spec: a new object is born with Ready Unknown, which promises nothing."""
+    ready = find(before.conditions, READY)
+    return ready is not None and ready.observed_generation > 0
 
 
 def failing_status(before: DiffusionServiceStatus, service: Object, reason: str, message: str, *, now: str) -> Object:
@@ -150,23 +164,28 @@ def ready_conditions(status: Object) -> Conditions:
     return DiffusionServiceStatus.model_validate(status).conditions
 
 
-def _verdicts(findings: Findings) -> list[Verdict]:
+def _verdicts(before: DiffusionServiceStatus, service: Object, findings: Findings) -> list[Verdict]:
     plan, view = findings.plan, findings.view
     verdicts = [verdict for verdict in (findings.policies, findings.released) if verdict]
-    if plan:
-        verdicts.append(
-            Verdict(
-                PLAN_FITS,
-                "True" if plan.fits else "False",
-                ("Fits" if plan.limit else "NoLimit") if plan.fits else "DoesNotFit",
-                plan.message,
-            )
-        )
+    # What the model has said of itself holds until it is asked again, or made anew.
+    said = find(before.conditions, PLAN_FITS)
+    stays = view is None and said is not None and said.reason == _MODEL_DOES_NOT_FIT and _unchanged(before, service)
+    if plan and not (stays and plan.fits):
+        verdicts.append(_fits(plan, findings.spaces))
     if view:
         verdicts.append(Verdict(RESIDENCY_VISIBLE, "True" if view.visible else "False", view.reason, view.message))
     if view and view.not_owned is not None:
         verdicts.append(_page_out(view.not_owned))
     return [*verdicts, *_summary(findings)]
+
+
+def _fits(plan: HostPlan, spaces: Sequence[Space]) -> Verdict:
+    """Whether what is asked for, and what the model has planned, is there."""
+    if not plan.fits:
+        return Verdict(PLAN_FITS, "False", "DoesNotFit", plan.message)
+    if beyond := overdrawn(spaces):
+        return Verdict(PLAN_FITS, "False", _MODEL_DOES_NOT_FIT, f"{beyond}; {plan.message}")
+    return Verdict(PLAN_FITS, "True", "Fits" if plan.limit else "NoLimit", plan.message)
 
 
 def _page_out(not_owned: float) -> Verdict:
@@ -187,7 +206,7 @@ def _summary(findings: Findings) -> list[Verdict]:
     workload, block = findings.workload, findings.block
     stalled = _stalled(findings)
     if findings.in_place and workload:
-        ready = Verdict(READY, workload.ready, workload.reason, workload.message)
+        ready = _ready(workload, findings.view)
     elif block:
         ready = Verdict(READY, "False", block.reason, block.message)
     else:
@@ -197,6 +216,15 @@ def _summary(findings: Findings) -> list[Verdict]:
     )
     reconciling = Verdict(RECONCILING, "True" if progressing else "False", ready.reason, ready.message)
     return [ready, reconciling, *([stalled] if stalled else [])]
+
+
+def _ready(workload: Workload, view: View | None) -> Verdict:
+    """What the Deployment says and, where all its pods serve, what the models say themselves."""
+    if workload.ready != "True" or view is None:
+        return Verdict(READY, workload.ready, workload.reason, workload.message)
+    if view.serving != "True":
+        return Verdict(READY, view.serving, view.health, view.health_message)
+    return Verdict(READY, "True", workload.reason, workload.message)
 
 
 def _stalled(findings: Findings) -> Verdict | None:
@@ -231,11 +259,14 @@ def _counts(workload: Workload | None) -> dict[str, Any]:
     return counts | ({"last_failure": workload.failure} if workload.failure else {})
 
 
-def _figures(before: DiffusionServiceStatus, findings: Findings) -> dict[str, Any]:
+def _figures(before: DiffusionServiceStatus, service: Object, findings: Findings) -> dict[str, Any]:
     plan, view = findings.plan, findings.view
     figures: dict[str, Any] = {}
     if plan:
-        figures["memory_plan"] = tuple(MemoryPlanEntry(name=name, size=size) for name, size in plan.parts)
+        figures["memory_plan"] = (
+            *(MemoryPlanEntry(name=name, size=size) for name, size in plan.parts),
+            *_planned(before, service, findings),
+        )
     if view:
         figures |= {
             "model": view.model or before.model,
@@ -251,12 +282,29 @@ def _figures(before: DiffusionServiceStatus, findings: Findings) -> dict[str, An
     return figures
 
 
+def _planned(before: DiffusionServiceStatus, service: Object, findings: Findings) -> tuple[MemoryPlanEntry, ...]:
+    """What the model has planned: as told now, else as told before of the same spec."""
+    if findings.view is None:
+        return tuple(entry for entry in before.memory_plan if entry.budget) if _unchanged(before, service) else ()
+    return tuple(
+        MemoryPlanEntry(
+            name=f"{space.name}Peak", size=human(rounded(space.peak_bytes)), budget=human(rounded(space.budget_bytes))
+        )
+        for space in findings.spaces
+    )
+
+
+def _unchanged(before: DiffusionServiceStatus, service: Object) -> bool:
+    """Whether a status speaks of the present spec."""
+    return bool(before.observed_generation == service["metadata"]["generation"])
+
+
 def blocked(findings: Findings, reason: str, message: str) -> Findings:
     """The findings of a pass that can go no further."""
     return replace(findings, block=Block(reason, message))
 
 
-def unresolved(missing: list[str]) -> Verdict:
+def unresolved(missing: Sequence[str]) -> Verdict:
     """PolicyResolved of a service whose policies are missing; all found where the list is empty."""
     if missing:
         return Verdict(POLICY_RESOLVED, "False", "PolicyNotFound", f"not found: {', '.join(missing)}")

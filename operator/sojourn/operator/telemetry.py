@@ -12,6 +12,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 RECONCILE_RESULTS = ("unchanged", "applied", "retried", "failed")
+ADMISSION_RESULTS = ("allowed", "refused")
 HELM_VERBS = ("template", "upgrade", "rollback", "uninstall")
 WRITES = ("status", "metadata", "event", "object", "dry_run")
 KINDS = ("DiffusionService", "AdaLNCache", "LayerwiseOffload")
@@ -84,6 +85,9 @@ class Telemetry:
         self.writes = Counter(
             "sojourn_operator_api_writes", "Writes to the API server.", ("what",), registry=self.registry
         )
+        self.admissions = Counter(
+            "sojourn_operator_admission_reviews", "Answers of the webhook.", ("result",), registry=self.registry
+        )
         self.log_lines = Counter("sojourn_log_lines", "Log records.", ("level",), registry=self.registry)
         self.queue_depth = Gauge(
             "sojourn_operator_queue_depth", "Resources waiting for a pass.", registry=self.registry
@@ -104,6 +108,8 @@ class Telemetry:
             self.helm_calls.labels(verb)
             self.helm_failures.labels(verb)
             self.helm_seconds.labels(verb)
+        for result in ADMISSION_RESULTS:
+            self.admissions.labels(result)
         for what in WRITES:
             self.writes.labels(what)
         for level in ("debug", "info", "warning", "error", "critical"):

@@ -68,7 +68,7 @@ def judge(deployment: Object | None, pods: Sequence[Object] = ()) -> Workload:
         return Workload("False", "ScaledToZero", "replicas is 0", **counts, failure=failure)
     if counts["existing"] == counts["updated"] == wanted and status.get("availableReplicas", 0) >= wanted:
         return Workload("True", "Serving", f"{wanted} of {wanted} pods serve", **counts, failure=failure)
-    reason, message = _reason(pods, failure) or ("RollingOut", "")
+    reason, message = _refused(deployment) or _reason(pods, failure) or ("RollingOut", "")
     summary = f"{counts['updated']} of {wanted} pods have the newest spec, {counts['serving']} serve"
     failed = rollout_failed(deployment)
     return Workload(
@@ -88,6 +88,14 @@ def rollout_failed(deployment: Object) -> bool:
         condition["type"] == "Progressing" and condition["reason"] == "ProgressDeadlineExceeded"
         for condition in (deployment.get("status") or {}).get("conditions") or []
     )
+
+
+def _refused(deployment: Object) -> tuple[str, str] | None:
+    """That the API server takes no pod: Pod Security, a quota, an admission webhook."""
+    for condition in (deployment.get("status") or {}).get("conditions") or []:
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            return condition["reason"], condition.get("message", "")[:512]
+    return None
 
 
 def last_failure(pods: Sequence[Object]) -> FailureStatus | None:

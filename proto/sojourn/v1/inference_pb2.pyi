@@ -33,9 +33,11 @@ class _WorkflowEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Workflow.Val
     WORKFLOW_UNSPECIFIED: _Workflow.ValueType  # 0
     """Derived from the request: references make ref2va, keyframes make fl2va, neither makes t2va."""
     WORKFLOW_T2VA: _Workflow.ValueType  # 1
-    """Text to video with audio. Takes neither keyframes nor references."""
+    """Text to video, with audio where the model makes audio. Takes neither keyframes nor references."""
     WORKFLOW_FL2VA: _Workflow.ValueType  # 2
-    """First and/or last keyframe, and text, to video with audio. Takes 1 or 2 keyframes."""
+    """First and/or last keyframe, and text, to video, with audio where the model makes audio. Takes 1 or 2 keyframes;
+    Helios takes the first one alone.
+    """
     WORKFLOW_REF2VA: _Workflow.ValueType  # 3
     """Ordered references, and text, to video with audio. Runs weights of its own (transformer_ref)."""
 
@@ -45,9 +47,11 @@ class Workflow(_Workflow, metaclass=_WorkflowEnumTypeWrapper):
 WORKFLOW_UNSPECIFIED: Workflow.ValueType  # 0
 """Derived from the request: references make ref2va, keyframes make fl2va, neither makes t2va."""
 WORKFLOW_T2VA: Workflow.ValueType  # 1
-"""Text to video with audio. Takes neither keyframes nor references."""
+"""Text to video, with audio where the model makes audio. Takes neither keyframes nor references."""
 WORKFLOW_FL2VA: Workflow.ValueType  # 2
-"""First and/or last keyframe, and text, to video with audio. Takes 1 or 2 keyframes."""
+"""First and/or last keyframe, and text, to video, with audio where the model makes audio. Takes 1 or 2 keyframes;
+Helios takes the first one alone.
+"""
 WORKFLOW_REF2VA: Workflow.ValueType  # 3
 """Ordered references, and text, to video with audio. Runs weights of its own (transformer_ref)."""
 Global___Workflow: _TypeAlias = Workflow  # noqa: Y015
@@ -351,6 +355,7 @@ class GenerateRequest(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     KEYFRAMES_FIELD_NUMBER: _builtins.int
     REFERENCES_FIELD_NUMBER: _builtins.int
+    UNTRAINED_SIZE_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     """What to show, UTF-8. Required: 1 to limits.max_prompt_characters characters, and at least one and at most
     limits.max_prompt_tokens tokens of the model's tokenizer.
@@ -363,11 +368,14 @@ class GenerateRequest(_message.Message):
     """Seconds: taken only if seconds × frames_per_second is a valid number of frames (within half a frame)."""
     steps: _builtins.int
     """Points of the noise schedule, as the stock pipeline's num_inference_steps counts them, within
-    [limits.min_steps, limits.max_steps]. MiniMax-H3 evaluates the transformer steps − 1 times. Default:
+    [limits.min_steps, limits.max_steps]. MiniMax-H3 evaluates the transformer steps − 1 times; Helios takes so many
+    steps at each level of each chunk, twice as many in the first chunk where it is distilled. Default:
     defaults.steps.
     """
     flow_shift: _builtins.float
-    """Shift of the video noise schedule, within (0, 100]. Default: the model's (MiniMax-H3: 12)."""
+    """Shift of the video noise schedule, within (0, 100]. Default: the model's (MiniMax-H3: 12). Refused for models that
+    set it by the canvas (Helios).
+    """
     audio_flow_shift: _builtins.float
     """Shift of the audio noise schedule, within (0, 100]. Default: the model's (MiniMax-H3: 3)."""
     seed: _builtins.int
@@ -378,6 +386,10 @@ class GenerateRequest(_message.Message):
     """
     count: _builtins.int
     """Clips to make, 1 to limits.max_count; clip i has seed (seed + i) mod 2^64. Default: 1."""
+    untrained_size: _builtins.bool
+    """Take a size that the model was not trained for. Without it such a size is refused where limits.trained_sizes is
+    not empty.
+    """
     @_builtins.property
     def size(self) -> Global___Size:
         """Exact pixels."""
@@ -416,10 +428,11 @@ class GenerateRequest(_message.Message):
         count: _builtins.int | None = ...,
         keyframes: _abc.Iterable[Global___Keyframe] | None = ...,
         references: _abc.Iterable[Global___Reference] | None = ...,
+        untrained_size: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_audio_flow_shift", b"_audio_flow_shift", "_count", b"_count", "_flow_shift", b"_flow_shift", "_seed", b"_seed", "_steps", b"_steps", "aspect_ratio", b"aspect_ratio", "audio_flow_shift", b"audio_flow_shift", "canvas", b"canvas", "count", b"count", "duration_seconds", b"duration_seconds", "flow_shift", b"flow_shift", "frames", b"frames", "length", b"length", "seed", b"seed", "size", b"size", "steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_audio_flow_shift", b"_audio_flow_shift", "_count", b"_count", "_flow_shift", b"_flow_shift", "_seed", b"_seed", "_steps", b"_steps", "aspect_ratio", b"aspect_ratio", "audio_flow_shift", b"audio_flow_shift", "canvas", b"canvas", "count", b"count", "duration_seconds", b"duration_seconds", "flow_shift", b"flow_shift", "frames", b"frames", "keyframes", b"keyframes", "length", b"length", "outputs", b"outputs", "prompt", b"prompt", "quality", b"quality", "references", b"references", "seed", b"seed", "size", b"size", "steps", b"steps", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_audio_flow_shift", b"_audio_flow_shift", "_count", b"_count", "_flow_shift", b"_flow_shift", "_seed", b"_seed", "_steps", b"_steps", "aspect_ratio", b"aspect_ratio", "audio_flow_shift", b"audio_flow_shift", "canvas", b"canvas", "count", b"count", "duration_seconds", b"duration_seconds", "flow_shift", b"flow_shift", "frames", b"frames", "keyframes", b"keyframes", "length", b"length", "outputs", b"outputs", "prompt", b"prompt", "quality", b"quality", "references", b"references", "seed", b"seed", "size", b"size", "steps", b"steps", "untrained_size", b"untrained_size", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__audio_flow_shift: _TypeAlias = _typing.Literal["audio_flow_shift"]  # noqa: Y015
     _WhichOneofArgType__audio_flow_shift: _TypeAlias = _typing.Literal["_audio_flow_shift", b"_audio_flow_shift"]  # noqa: Y015
@@ -526,7 +539,7 @@ class ResolvedParameters(_message.Message):
     steps: _builtins.int
     """Points of the schedule."""
     flow_shift: _builtins.float
-    """Shift of the video schedule."""
+    """Shift of the video schedule; 0 where the model sets it by the canvas."""
     audio_flow_shift: _builtins.float
     """Shift of the audio schedule; 0 where the model makes no audio."""
     quality: Global___QualityTier.ValueType
@@ -613,9 +626,9 @@ class Progress(_message.Message):
     stage: Global___Stage.ValueType
     """The stage that has begun or, with step > 0, goes on."""
     step: _builtins.int
-    """Transformer evaluations done in this stage, 0 at its begin. 0 in stages without steps."""
+    """Steps done in this stage, over all chunks and levels; 0 at its begin. 0 in stages without steps."""
     steps: _builtins.int
-    """Transformer evaluations of this stage in all; 0 in stages without steps."""
+    """Steps of this stage in all; 0 in stages without steps."""
     seconds_per_step: _builtins.float
     """Median of the steps of this clip so far; 0 before the first."""
     eta_seconds: _builtins.float
@@ -860,6 +873,7 @@ class Limits(_message.Message):
     MAX_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_MEDIA_BYTES_FIELD_NUMBER: _builtins.int
     MAX_WAITING_FIELD_NUMBER: _builtins.int
+    TRAINED_SIZES_FIELD_NUMBER: _builtins.int
     size_multiple: _builtins.int
     """Width and height are multiples of it (pixels)."""
     min_edge: _builtins.int
@@ -894,6 +908,10 @@ class Limits(_message.Message):
     """Largest single keyframe or reference (bytes)."""
     max_waiting: _builtins.int
     """Requests that may wait; one more is refused with RESOURCE_EXHAUSTED."""
+    @_builtins.property
+    def trained_sizes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Size]:
+        """The sizes that the model was trained for, where it should be asked for no others; the first is the default."""
+
     def __init__(
         self,
         *,
@@ -914,10 +932,11 @@ class Limits(_message.Message):
         max_prompt_tokens: _builtins.int = ...,
         max_media_bytes: _builtins.int = ...,
         max_waiting: _builtins.int = ...,
+        trained_sizes: _abc.Iterable[Global___Size] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames_offset", b"frames_offset", "frames_step", b"frames_step", "max_aspect_ratio", b"max_aspect_ratio", "max_count", b"max_count", "max_edge", b"max_edge", "max_frames", b"max_frames", "max_media_bytes", b"max_media_bytes", "max_pixels", b"max_pixels", "max_prompt_characters", b"max_prompt_characters", "max_prompt_tokens", b"max_prompt_tokens", "max_steps", b"max_steps", "max_waiting", b"max_waiting", "min_aspect_ratio", b"min_aspect_ratio", "min_edge", b"min_edge", "min_frames", b"min_frames", "min_steps", b"min_steps", "size_multiple", b"size_multiple"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames_offset", b"frames_offset", "frames_step", b"frames_step", "max_aspect_ratio", b"max_aspect_ratio", "max_count", b"max_count", "max_edge", b"max_edge", "max_frames", b"max_frames", "max_media_bytes", b"max_media_bytes", "max_pixels", b"max_pixels", "max_prompt_characters", b"max_prompt_characters", "max_prompt_tokens", b"max_prompt_tokens", "max_steps", b"max_steps", "max_waiting", b"max_waiting", "min_aspect_ratio", b"min_aspect_ratio", "min_edge", b"min_edge", "min_frames", b"min_frames", "min_steps", b"min_steps", "size_multiple", b"size_multiple", "trained_sizes", b"trained_sizes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -944,7 +963,7 @@ class Defaults(_message.Message):
     steps: _builtins.int
     """Points of the schedule."""
     flow_shift: _builtins.float
-    """Shift of the video schedule."""
+    """Shift of the video schedule; 0 where the model sets it by the canvas."""
     audio_flow_shift: _builtins.float
     """Shift of the audio schedule."""
     def __init__(
@@ -1032,6 +1051,170 @@ class MemoryInfo(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MemoryInfo: _TypeAlias = MemoryInfo  # noqa: Y015
+
+@_typing.final
+class PlanCacheInfo(_message.Message):
+    """What the AdaLN plan cache has done since the process began, and what it takes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class RequestsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    UNLOADED_WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    DEVICE_BYTES_FIELD_NUMBER: _builtins.int
+    HOST_BYTES_FIELD_NUMBER: _builtins.int
+    unloaded_weight_bytes: _builtins.int
+    """Bytes of the projections that were never loaded."""
+    device_bytes: _builtins.int
+    """Bytes that the cache takes on the device."""
+    host_bytes: _builtins.int
+    """Bytes that the cache takes on the host."""
+    @_builtins.property
+    def requests(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Transactions by result: hit, host, store, built, refused and so on, as in sojourn_plan_cache_requests_total."""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        unloaded_weight_bytes: _builtins.int = ...,
+        device_bytes: _builtins.int = ...,
+        host_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_bytes", b"device_bytes", "host_bytes", b"host_bytes", "requests", b"requests", "unloaded_weight_bytes", b"unloaded_weight_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanCacheInfo: _TypeAlias = PlanCacheInfo  # noqa: Y015
+
+@_typing.final
+class PlannedSpace(_message.Message):
+    """One space of memory in the plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPACE_FIELD_NUMBER: _builtins.int
+    PEAK_BYTES_FIELD_NUMBER: _builtins.int
+    BUDGET_BYTES_FIELD_NUMBER: _builtins.int
+    space: _builtins.str
+    """Which: "device" or "host"."""
+    peak_bytes: _builtins.int
+    """The most that any stage is expected to take (bytes); on the host only what cannot be dropped."""
+    budget_bytes: _builtins.int
+    """What may be taken (bytes)."""
+    def __init__(
+        self,
+        *,
+        space: _builtins.str = ...,
+        peak_bytes: _builtins.int = ...,
+        budget_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "peak_bytes", b"peak_bytes", "space", b"space"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedSpace: _TypeAlias = PlannedSpace  # noqa: Y015
+
+@_typing.final
+class PlannedComponent(_message.Message):
+    """Where the weights of one component are planned to be."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TierBytesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TIER_BYTES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name in the pipeline."""
+    @_builtins.property
+    def tier_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Bytes by tier: vram, host_pinned, host_mapped, host_pageable."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        tier_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "tier_bytes", b"tier_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedComponent: _TypeAlias = PlannedComponent  # noqa: Y015
+
+@_typing.final
+class MemoryPlanInfo(_message.Message):
+    """The memory plan, as made from the checkpoint's headers before anything was loaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPACES_FIELD_NUMBER: _builtins.int
+    COMPONENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def spaces(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedSpace]:
+        """Spaces; the device's only where it has memory of its own."""
+
+    @_builtins.property
+    def components(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedComponent]:
+        """Components, in order of name."""
+
+    def __init__(
+        self,
+        *,
+        spaces: _abc.Iterable[Global___PlannedSpace] | None = ...,
+        components: _abc.Iterable[Global___PlannedComponent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["components", b"components", "spaces", b"spaces"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryPlanInfo: _TypeAlias = MemoryPlanInfo  # noqa: Y015
 
 @_typing.final
 class MeasuredError(_message.Message):
@@ -1157,6 +1340,8 @@ class GetInfoResponse(_message.Message):
     MEMORY_FIELD_NUMBER: _builtins.int
     FRAMES_PER_SECOND_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
+    PLAN_CACHE_FIELD_NUMBER: _builtins.int
+    MEMORY_PLAN_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model: the last part of its folder unless configured."""
     family: _builtins.str
@@ -1205,6 +1390,14 @@ class GetInfoResponse(_message.Message):
     def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___QualityTierInfo]:
         """Every tier, served or not."""
 
+    @_builtins.property
+    def plan_cache(self) -> Global___PlanCacheInfo:
+        """The plan cache; absent where the model runs without one."""
+
+    @_builtins.property
+    def memory_plan(self) -> Global___MemoryPlanInfo:
+        """The memory plan; absent until it is made."""
+
     def __init__(
         self,
         *,
@@ -1224,10 +1417,12 @@ class GetInfoResponse(_message.Message):
         memory: Global___MemoryInfo | None = ...,
         frames_per_second: _builtins.float = ...,
         tiers: _abc.Iterable[Global___QualityTierInfo] | None = ...,
+        plan_cache: Global___PlanCacheInfo | None = ...,
+        memory_plan: Global___MemoryPlanInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults", "limits", b"limits", "memory", b"memory"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults", "limits", b"limits", "memory", b"memory", "memory_plan", b"memory_plan", "plan_cache", b"plan_cache"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["components", b"components", "defaults", b"defaults", "device", b"device", "dtype", b"dtype", "family", b"family", "frames_per_second", b"frames_per_second", "limits", b"limits", "memory", b"memory", "model", b"model", "model_fingerprint", b"model_fingerprint", "quality_tiers", b"quality_tiers", "state", b"state", "state_reason", b"state_reason", "tiers", b"tiers", "versions", b"versions", "workflows", b"workflows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["components", b"components", "defaults", b"defaults", "device", b"device", "dtype", b"dtype", "family", b"family", "frames_per_second", b"frames_per_second", "limits", b"limits", "memory", b"memory", "memory_plan", b"memory_plan", "model", b"model", "model_fingerprint", b"model_fingerprint", "plan_cache", b"plan_cache", "quality_tiers", b"quality_tiers", "state", b"state", "state_reason", b"state_reason", "tiers", b"tiers", "versions", b"versions", "workflows", b"workflows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

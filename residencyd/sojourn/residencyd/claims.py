@@ -4,6 +4,7 @@ A map is the process's word, so nothing in it is taken for granted: a component'
 and no page belongs to two of them.
 """
 
+import os
 import zlib
 from collections import Counter
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
-from sojourn.residencyd.errors import MapMissing, MapSchemaUnknown, MapTorn
+from sojourn.residencyd.errors import MapError, MapForbidden, MapMissing, MapSchemaUnknown, MapTorn
 from sojourn.residencyd.kernel.syscalls import PAGE_BYTES
 from sojourn.v1 import residency_pb2
 
@@ -287,19 +288,25 @@ def parse_file(path: Path, content: bytes) -> ComponentMap:
         raise MapSchemaUnknown(path, f"a storage is in tier {error}, which this residencyd does not know") from error
 
 
+def unreadable(path: Path, error: OSError) -> MapError:
+    """What to say of a file that cannot be opened or looked at."""
+    if isinstance(error, PermissionError):
+        return MapForbidden(path, f"uid {os.geteuid()} may not read it: give both containers the same runAsUser")
+    return MapMissing(path, f"no component map ({error.strerror}): is the model process up, and the volume shared?")
+
+
 def read_map(path: Path) -> ComponentMap:
     """The map in a file.
 
     Raises:
-        MapMissing: There is no such file, or it cannot be read.
+        MapMissing, MapForbidden: There is no such file, or it cannot be read.
         MapTorn, MapSchemaUnknown: It is of no use.
     """
     try:
         with path.open("rb") as file:
             content = file.read(MAP_BYTES_LIMIT + 1)
     except OSError as error:
-        why = f"no component map ({error.strerror}): is the model process up, and the volume shared?"
-        raise MapMissing(path, why) from error
+        raise unreadable(path, error) from error
     if len(content) > MAP_BYTES_LIMIT:
         raise MapTorn(path, f"more than {MAP_BYTES_LIMIT} bytes: no component map")
     return parse_file(path, content)

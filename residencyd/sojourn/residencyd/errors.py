@@ -28,6 +28,12 @@ class MapMissing(MapError):
     """No process has published a map (yet)."""
 
 
+class MapForbidden(MapError):
+    """The map is there, or may be, and another user's."""
+
+    reason = "other_uid"
+
+
 class MapTorn(MapError):
     """The file is cut, or is no component map."""
 

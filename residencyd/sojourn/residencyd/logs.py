@@ -5,14 +5,19 @@ Below the print level lines are counted all the same, so that a rise shows befor
 
 import json
 import logging
+import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
 from typing import TextIO
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 _OWN = "sojourn"
+
+_logger = logging.getLogger(__name__)
 
 
 class JsonFormatter(logging.Formatter):
@@ -52,7 +57,9 @@ class LineCounter(logging.Handler):
             return iter(list(self._counts.items()))
 
 
-def set_up(*, level: str, json_lines: bool, stream: TextIO = sys.stderr) -> Iterable[tuple[str, int]]:
+def set_up(
+    *, level: str, json_lines: bool, stream: TextIO = sys.stderr
+) -> tuple[logging.Handler, Iterable[tuple[str, int]]]:
     """Prints this program's records, and counts them.
 
     Args:
@@ -61,7 +68,7 @@ def set_up(*, level: str, json_lines: bool, stream: TextIO = sys.stderr) -> Iter
         stream: Where to.
 
     Returns:
-        The counts, live.
+        The handler that prints, and the counts, live.
     """
     printer = logging.StreamHandler(stream)
     printer.setLevel(level.upper())
@@ -72,4 +79,29 @@ def set_up(*, level: str, json_lines: bool, stream: TextIO = sys.stderr) -> Iter
     logger.handlers = [printer, counter]
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
-    return counter
+    return printer, counter
+
+
+def obey_signals(printing: logging.Handler, *, name: str) -> None:
+    """SIGUSR1 prints from DEBUG on, SIGUSR2 from the configured level on again; call it from the main thread.
+
+    A signal, rather than a call: it needs neither a port nor a token, and works while the server's loop hangs. So that
+    the process can be found from a shell of its container, it gets a name: `grep -lx NAME /proc/[0-9]*/comm`.
+
+    Args:
+        printing: The handler that prints, at its configured level.
+        name: Name of the process; the kernel keeps 15 bytes.
+    """
+    Path("/proc/self/comm").write_text(name)
+    wishes: SimpleQueue[int] = SimpleQueue()
+    # In a handler of signals only what takes no lock is safe: logging takes several.
+    signal.signal(signal.SIGUSR1, lambda *_: wishes.put(logging.DEBUG))
+    signal.signal(signal.SIGUSR2, lambda *_, level=printing.level: wishes.put(level))
+    threading.Thread(target=_obey, args=(printing, wishes), name="log-level", daemon=True).start()
+
+
+def _obey(printing: logging.Handler, wishes: "SimpleQueue[int]") -> None:
+    while True:
+        level = wishes.get()
+        printing.setLevel(level)
+        _logger.info("printing from level %s on", logging.getLevelName(level).lower())

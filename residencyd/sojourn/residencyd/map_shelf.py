@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sojourn.residencyd.claims import ComponentMap, Range, Tier, claimed_bytes, host_ranges, read_map
-from sojourn.residencyd.errors import MapMissing
+from sojourn.residencyd.claims import ComponentMap, Range, Tier, claimed_bytes, host_ranges, read_map, unreadable
 
 
 @dataclass
@@ -48,16 +47,19 @@ class MapShelf:
     def paths(self) -> Sequence[Path]:
         """Files that are there; where none is, the place where one should be, so that its absence is told."""
         place = Path(self.pattern)
-        if place.is_dir():
-            return sorted(place.glob("*.pb")) or [place / "*.pb"]
         root = Path(place.anchor)
-        return sorted(root.glob(str(place.relative_to(root)))) or [place]
+        try:
+            if place.is_dir():
+                return sorted(place.glob("*.pb")) or [place / "*.pb"]
+            return sorted(root.glob(str(place.relative_to(root)))) or [place]
+        except OSError:  # a folder above that is not ours to enter; reading says so
+            return [place]
 
     def read(self, path: Path) -> ShelvedMap:
         """The map in a file, parsed only if it is new.
 
         Raises:
-            MapMissing, MapTorn, MapSchemaUnknown: It is of no use.
+            MapMissing, MapForbidden, MapTorn, MapSchemaUnknown: It is of no use.
         """
         identity = _identity(path)
         kept = self._maps.get(path)
@@ -76,6 +78,5 @@ def _identity(path: Path) -> tuple[int, ...]:
     try:
         found = path.stat()
     except OSError as error:
-        why = f"no component map ({error.strerror}): is the model process up, and the volume shared?"
-        raise MapMissing(path, why) from error
+        raise unreadable(path, error) from error
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

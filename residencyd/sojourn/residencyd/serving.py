@@ -161,7 +161,8 @@ def serve(options: Options) -> None:
     Raises:
         InvalidSetting: An address cannot be listened on.
     """
-    lines = logs.set_up(level=options.log_level, json_lines=not options.log_text)
+    printer, lines = logs.set_up(level=options.log_level, json_lines=not options.log_text)
+    logs.obey_signals(printer, name="residencyd")
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())

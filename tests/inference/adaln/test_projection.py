@@ -7,7 +7,7 @@ import torch
 from sojourn.inference.adaln.settings import Precision
 from torch.nn import functional
 
-from tests.inference.adaln.toys import TOY, Inputs, embed, fresh_rows, make_rig, step
+from tests.inference.adaln.toys import TOY, Injected, Inputs, embed, fresh_rows, make_rig, step
 
 
 def test_each_plan_is_projected_at_its_own_row_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,10 +29,9 @@ def test_repeated_rows_are_stored_once_and_handed_out_as_often_as_asked() -> Non
     rig = make_rig(width=2)
     rig.build([0.5, 0.25, 0.5, 0.5])
     (found,) = rig.cache.find(step(0.5, 0.25, 0.5, 0.5))
-    assert found.length == 2
+    assert len(set(found.rows.tolist())) == 2
     for name, rows in fresh_rows(rig.transformer, 0.5, 0.25, 0.5, 0.5).items():
-        stored = rig.cache.slab.look_up(name, found.slot, found.length)
-        assert torch.equal(stored.index_select(0, found.row_index), rows)
+        assert torch.equal(rig.cache.slab.look_up(name, found.rows), rows)
 
 
 def test_float32_precision_is_nearer_to_the_truth_and_rounds_once() -> None:
@@ -77,6 +76,23 @@ def test_every_layer_is_announced_read_and_forgotten_once() -> None:
     assert rig.source.announced == rig.source.forgotten == rig.source.reads
 
 
+def test_what_is_in_memory_already_is_neither_asked_for_nor_dropped() -> None:
+    rig = make_rig()
+    rig.source.cached = True
+    rig.build([0.3], [0.4])
+    assert rig.source.announced == rig.source.forgotten == []
+    assert len(rig.source.reads) == 2 * len(rig.cache.slab.table.entries)
+
+
+def test_a_failed_build_drops_what_it_had_asked_for() -> None:
+    rig = make_rig()
+    rig.source.fail_at = "blocks.0.modulation.weight"
+    with pytest.raises(Injected):
+        rig.build([0.3])
+    assert len(rig.source.announced) > len(rig.source.reads)
+    assert rig.source.forgotten == rig.source.announced
+
+
 def test_layers_are_read_in_the_order_of_the_file() -> None:
     rig = make_rig()
     rig.source.tensors = dict(reversed(rig.source.tensors.items()))
@@ -95,6 +111,6 @@ def test_a_linear_that_runs_twice_in_a_forward_reads_two_plans() -> None:
     assert len(rig.keys) == 2
     first, second = rig.cache.find(step(0.3))
     for name in rig.cache.slab.table:
-        rows = [rig.cache.slab.look_up(name, found.slot, found.length) for found in (first, second)]
+        rows = [rig.cache.slab.look_up(name, found.rows) for found in (first, second)]
         assert torch.equal(rows[0], fresh_rows(rig.transformer, 0.3)[name])
         assert torch.equal(rows[1], fresh_rows(rig.transformer, 0.0)[name])

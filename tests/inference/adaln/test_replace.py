@@ -9,13 +9,8 @@ import torch
 from sojourn.inference.adaln.cursor import Cursor
 from sojourn.inference.adaln.families import FAMILIES, MINIMAX_H3, Inputs, family_of
 from sojourn.inference.adaln.refusals import ModelReason, ModelRefused, PlanMissing
-from sojourn.inference.adaln.replace import (
-    check_adapter,
-    check_model,
-    check_not_compiled,
-    replace_projections,
-    stand_ins,
-)
+from sojourn.inference.adaln.replace import check_model, check_unchanged, replace_projections, stand_ins
+from sojourn.inference.adaln.settings import Precision
 from sojourn.inference.adaln.standin import StandIn
 from sojourn.inference.adaln.table import Projection
 from torch import nn
@@ -226,33 +221,16 @@ def test_layerwise_fp8_casting_is_refused() -> None:
     assert caught.value.reason is ModelReason.FP8_CAST
 
 
-def test_an_adapter_on_a_projection_is_refused_before_it_is_written() -> None:
-    attention = ["transformer.transformer_blocks.0.attn.to_q.lora_A.weight"]
-    check_adapter(MINIMAX_H3, attention)
-    projection = ["transformer.transformer_blocks.3.adaln_proj.linear.lora_A.weight", *attention]
-    with pytest.raises(ModelRefused, match=r"1 tensors of modulation projections, transformer\.transformer_blocks\.3"):
-        check_adapter(MINIMAX_H3, projection)
-
-
-def test_an_adapter_that_is_on_a_projection_already_is_refused() -> None:
-    class LoraLinear(nn.Module):
-        def __init__(self, base_layer: nn.Linear) -> None:
-            super().__init__()
-            self.base_layer = base_layer
-
+@pytest.mark.parametrize("precision", list(Precision))
+def test_a_transformer_or_block_that_was_compiled_is_refused_under_match(precision: Precision) -> None:
     transformer = toy()
-    transformer.norm_out.modulation = LoraLinear(transformer.norm_out.modulation)
-    with pytest.raises(ModelRefused, match="carries an adapter") as caught:
-        replace_projections(transformer, TOY)
-    assert caught.value.reason is ModelReason.ADAPTER
-
-
-def test_a_compiled_transformer_or_block_is_refused_under_match() -> None:
-    transformer = toy()
-    check_not_compiled(transformer)
+    check_unchanged(transformer, precision)
     transformer.blocks[1].compile()
+    if precision is Precision.FP32:
+        check_unchanged(transformer, precision)
+        return
     with pytest.raises(ModelRefused, match=r"blocks.1 is compiled") as caught:
-        check_not_compiled(transformer)
+        check_unchanged(transformer, precision)
     assert caught.value.reason is ModelReason.COMPILED
 
 

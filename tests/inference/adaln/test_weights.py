@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from sojourn.inference.adaln.refusals import WeightsChanged
 from sojourn.inference.adaln.weights import Part, WeightFiles
 from sojourn.inference.loading.safetensors_file import read_safetensors
-from sojourn.residencyd.kernel.errors import NotSupported
-from sojourn.residencyd.kernel.page_cache import CacheEstimate
+from sojourn.residencyd.kernel.errors import NotOwner, NotSupported
+from sojourn.residencyd.kernel.page_cache import CacheCounts
 
 ROWS, COLUMNS = 2048, 1024
 
@@ -52,32 +52,47 @@ def test_the_buffer_is_what_is_handed_out(weights: WeightFiles) -> None:
     assert weights.read(Part("b.weight"), one).data_ptr() == one.data_ptr()
 
 
-def test_the_page_cache_is_left_as_it_was_found(
-    weights: WeightFiles, path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_is_not_in_the_page_cache_is_asked_for_and_dropped(weights: WeightFiles) -> None:
+    there, asked = Part("a.weight"), Part("b.weight", 1024, 2048)
+    for part in (there, asked):
+        weights.read(part, buffer())
+    assert weights.absent([there, asked]) == []
+    weights.forget([asked])
+    assert weights.absent([there, asked]) == [asked]
+    weights.will_need([asked])
+    weights.read(asked, buffer())
+    assert weights.absent([there, asked]) == []
+
+
+def test_where_the_exact_answer_is_withheld_bytes_are_sampled(
+    weights: WeightFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    advice: list[tuple[int, int, int]] = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda handle, *rest: advice.append(rest))
-    cached: list[int] = []
-    monkeypatch.setattr(
-        "sojourn.inference.adaln.weights.page_cache.sample",
-        lambda handle, *, offset, length, samples: CacheEstimate(length if offset in cached else 0, samples),
-    )
-    there, brought_in = Part("a.weight"), Part("b.weight", 100, 300)
-    cached.append(weights.places["a.weight"].offset)
-    weights.will_need([there, brought_in])
-    span = brought_in.span(weights.places["b.weight"])
-    assert advice == [(*span, os.POSIX_FADV_WILLNEED)]
-    advice.clear()
-    weights.forget([there, brought_in])
-    weights.forget([there, brought_in])
-    assert advice == [(*span, os.POSIX_FADV_DONTNEED)]
+    """Overlay file systems answer 0 whatever is there, and some kernels and owners refuse."""
+    for answer in (
+        CacheCounts(0, 0, 0),
+        NotOwner("cachestat", why="told so"),
+        NotSupported("cachestat", why="told so"),
+    ):
+
+        def exact(*_: object, answer: object = answer, **__: object) -> object:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr("sojourn.inference.adaln.weights.page_cache.cachestat", exact)
+        weights.read(Part("a.weight"), buffer())
+        assert weights.absent([Part("a.weight")]) == []
+        weights.forget([Part("a.weight")])
+        assert weights.absent([Part("a.weight")]) == [Part("a.weight")]
 
 
 def test_a_file_system_that_cannot_tell_costs_nothing(weights: WeightFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise NotSupported("RWF_NOWAIT", why="this file system does not know it")
 
-    monkeypatch.setattr("sojourn.inference.adaln.weights.page_cache.sample", refuse)
+    for name in ("cachestat", "sample"):
+        monkeypatch.setattr(f"sojourn.inference.adaln.weights.page_cache.{name}", refuse)
+    assert weights.absent([Part("a.bias")]) == [Part("a.bias")]
     weights.will_need([Part("a.bias")])
     assert weights.read(Part("a.bias"), buffer()).shape == (ROWS,)
     weights.forget([Part("a.bias")])

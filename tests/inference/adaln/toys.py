@@ -84,6 +84,7 @@ class MemorySource:
     tensors: Mapping[str, torch.Tensor]
     fail_at: str | None = None
     fail_check: bool = False
+    cached: bool = False
     reads: list[str] = field(default_factory=list)
     announced: list[str] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
@@ -102,6 +103,9 @@ class MemorySource:
     def check(self) -> None:
         if self.fail_check:
             raise Injected("check")
+
+    def absent(self, parts: Iterable[Part]) -> list[Part]:
+        return [] if self.cached else list(parts)
 
     def will_need(self, parts: Iterable[Part]) -> None:
         self.announced += [part.name for part in parts]
@@ -148,7 +152,7 @@ class Rig:
     def rows(self, name: str, *values: float) -> torch.Tensor:
         """The published rows of a plan, as a forward would look them up."""
         (found,) = self.cache.find(step(*values))
-        return self.cache.slab.look_up(name, found.slot, found.length)
+        return self.cache.slab.look_up(name, found.rows)
 
 
 def make_rig(

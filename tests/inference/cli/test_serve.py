@@ -71,6 +71,13 @@ def test_the_model_is_named_after_its_folder(
         (["--device", "tpu"], "auto, cpu, cuda"),
         (["--dtype", "int4"], "bfloat16, float32"),
         (["--max-waiting", -1], "max_waiting"),
+        (["--offload", "vae=slow"], "--offload: 'slow' is no offload setting"),
+        (["--offload", "component,resident=2"], "auto or layerwise only"),
+        (["--pinning", "on"], "--pinning: 'on' is neither of auto, off"),
+        (["--cold-page-advice", "yes"], "--cold-page-advice: 'yes' is neither of auto, off"),
+        (["--next-stage-headroom", "12GB"], "--next-stage-headroom: '12GB' is no size"),
+        (["--device-memory", "lots"], "--device-memory: 'lots' is no size"),
+        (["--host-memory", ""], "--host-memory: '' is no size"),
     ],
 )
 def test_a_wrong_option_is_refused_before_anything_starts(
@@ -108,6 +115,13 @@ def placed(started: list[ServerConfig], monkeypatch: pytest.MonkeyPatch) -> list
         (["--host-memory", "1.5Gi"], "host_memory_bytes", 3 * 2**29),
         (["--component-map", "maps/a.pb"], "component_map", "maps/a.pb"),
         ([], "component_map", None),
+        (["--pinning", "off"], "pinning", False),
+        (["--pinning", "auto"], "pinning", True),
+        (["--cold-page-advice", "off"], "cold_advice", False),
+        ([], "cold_advice", True),
+        (["--next-stage-headroom", "12Gi"], "next_stage_headroom_bytes", 12 * 2**30),
+        (["--next-stage-headroom", "0"], "next_stage_headroom_bytes", 0),
+        ([], "next_stage_headroom_bytes", None),
     ],
 )
 def test_each_offload_option_reaches_the_loading(
@@ -121,12 +135,13 @@ def test_each_offload_option_reaches_the_loading(
 def test_the_mode_of_each_component_reaches_the_loading(
     sojourn: Callable[..., Run], placed: list[OffloadOptions], tmp_path: Path
 ) -> None:
-    assert (
-        sojourn("serve", "--model", tmp_path, "--offload", "vae=resident", "--offload", "transformer=component")[0] == 0
-    )
-    assert {name: setting.mode.value for name, setting in placed[0].settings.items()} == {
+    given = ("--offload", "vae=resident", "--offload", "layerwise,prefetch=2", "--offload", "transformer=component")
+    assert sojourn("serve", "--model", tmp_path, *given)[0] == 0
+    settings = placed[0].settings
+    assert {name: setting.mode.value for name, setting in settings.named.items()} == {
         "vae": "resident", "transformer": "component"
     }  # fmt: skip
+    assert (settings.default.mode.value, settings.default.prefetch) == ("layerwise", 2)
 
 
 def test_a_pod_names_the_component_map_by_its_environment(

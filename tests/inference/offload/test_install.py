@@ -19,14 +19,16 @@ from sojourn.inference.offload.observer import Silent
 from sojourn.inference.offload.options import OffloadOptions
 from sojourn.inference.offload.pinning import RecordingPinDriver
 from sojourn.inference.offload.planning import plan_model
-from sojourn.inference.offload.settings import Mode, OffloadSettings, ResidentPolicy
+from sojourn.inference.offload.settings import Mode, OffloadSettings, ResidentPolicy, Selection
 from sojourn.inference.offload.streams import RecordingStreams
 from sojourn.inference.pipeline import DeviceChoice, load_pipeline
 from sojourn.inference.pipeline.pipeline import Pipeline
 from sojourn.inference.pipeline.workflow import served_stages
 from sojourn.inference.telemetry import Telemetry
+from sojourn.inference.tiny import tiny_random
 from sojourn.v1 import inference_pb2, residency_pb2
 
+from tests.inference.offload.capped import MIB, Child, capped
 from tests.inference.offload.toys import Reads
 
 GIB = 1 << 30
@@ -43,7 +45,7 @@ def options(mode, **rest):
     settings = OffloadSettings(
         mode=mode, **{key: rest.pop(key) for key in ("prefetch", "resident", "policy") if key in rest}
     )
-    return OffloadOptions(settings=dict.fromkeys(ALL, settings), **rest)
+    return OffloadOptions(settings=Selection(default=settings), **rest)
 
 
 @pytest.fixture
@@ -95,6 +97,23 @@ def test_on_a_device_of_its_own_memory_every_mode_makes_the_same_clip(
     pipeline.offload.close()
 
 
+@pytest.mark.parametrize("name", ["helios-base", "helios-mid", "helios-distilled"])
+def test_a_chunked_family_makes_the_same_clip_under_every_placement(name, tmp_path, make_request, make_watch, digest):
+    folder = tiny_random(name, tmp_path / name)
+    resident = load_pipeline(folder, device=DeviceChoice.CPU)
+    request = make_request(width=64, height=64, frames=34, steps=2, flow_shift=0.0, audio_flow_shift=0.0)
+    expected = digest(resident.run_clip(request, 0, make_watch()))
+    for mode, rest in ((Mode.COMPONENT, {}), (Mode.LAYERWISE, {"prefetch": 1, "resident": 0.5})):
+        pipeline, streams, _ = on_a_device(folder, mode, resident, **rest)
+        with Reads(streams):
+            assert digest(pipeline.run_clip(request, 0, make_watch())) == expected
+        assert pipeline.life.strategies["transformer"].window.device_bytes() == 0
+        pipeline.offload.close()
+    paged = load_pipeline(folder, device=DeviceChoice.CPU, offload=options(Mode.LAYERWISE))
+    assert digest(paged.run_clip(request, 0, make_watch())) == expected
+    paged.offload.close()
+
+
 def on_a_device(folder_path, mode, tiny, *, cache="off", observer=None, component_map=None, **rest):
     """A pipeline whose device is a recording one in host memory."""
     folder = read_folder(folder_path)
@@ -105,7 +124,7 @@ def on_a_device(folder_path, mode, tiny, *, cache="off", observer=None, componen
     cpu = torch.device("cpu")
     plans = PlanCaches(PlanCacheSettings(mode=cache), cpu)
     components = {
-        name: build_component(part, dtype=torch.bfloat16, device=cpu, leave_out=plans.leave_out(name, part.class_name))
+        name: build_component(part, dtype=torch.bfloat16, device=cpu, leave_out=plans.leave_out(part))
         for name, part in folder.components.items()
     }
     plans.open(components)
@@ -149,6 +168,84 @@ def test_a_model_that_cannot_fit_is_refused_before_anything_is_loaded(tiny_folde
         load_pipeline(tiny_folder, device=DeviceChoice.CPU, offload=OffloadOptions(host_memory_bytes=1 << 20))
 
 
+def test_without_pinning_nothing_is_locked_and_the_clip_is_the_same(
+    tiny_folder, make_request, make_watch, digest, expected, tiny
+):
+    pipeline, streams, driver = on_a_device(tiny_folder, Mode.LAYERWISE, tiny, resident=0, pinning=False)
+    with Reads(streams):
+        assert digest(pipeline.run_clip(make_request(), 0, make_watch())) == expected
+    assert not driver.locked
+    pipeline.offload.close()
+
+
+@pytest.mark.parametrize("advised", [True, False])
+def test_cold_page_advice_is_given_unless_it_is_turned_off(advised, tiny_folder, make_request, make_watch):
+    telemetry = Telemetry()
+    pipeline = load_pipeline(
+        tiny_folder, device=DeviceChoice.CPU, offload_observer=telemetry.offload,
+        offload=options(Mode.COMPONENT, cold_advice=advised, next_stage_headroom_bytes=1 << 60),
+    )  # fmt: skip
+    pipeline.run_clip(make_request(), 0, make_watch())
+    requested = telemetry.registry.get_sample_value(
+        "sojourn_pageout_requested_bytes_total", {"component": "text_encoder"}
+    )
+    assert (requested > 0) is advised
+    pipeline.offload.close()
+
+
+@pytest.mark.parametrize(("headroom", "paged_out"), [(0, False), (1 << 60, True)])
+def test_what_goes_at_the_end_of_a_use_is_what_the_next_stages_headroom_needs(
+    headroom, paged_out, tiny_folder, make_request, make_watch, tmp_path
+):
+    telemetry, needs = Telemetry(), []
+    path = tmp_path / "map"
+    pipeline = load_pipeline(
+        tiny_folder, device=DeviceChoice.CPU, offload_observer=telemetry.offload,
+        offload=options(Mode.COMPONENT, next_stage_headroom_bytes=headroom, component_map=str(path)),
+    )  # fmt: skip
+    watch = make_watch(listener=lambda event: needs.append(read_map(path).next_stage_need_bytes))
+    pipeline.run_clip(make_request(), 0, watch)
+    requested = telemetry.registry.get_sample_value(
+        "sojourn_pageout_requested_bytes_total", {"component": "text_encoder"}
+    )
+    assert (requested > 0) is paged_out
+    assert (max(needs) >= 1 << 60) is paged_out, "what is published for residencyd says the same"
+    pipeline.offload.close()
+
+
+def test_one_page_too_little_is_refused_with_the_number_and_that_number_is_enough(tiny_folder):
+    folder = read_folder(tiny_folder)
+
+    def plan(host_bytes):
+        machine = Machine(device_bytes=None, host_bytes=host_bytes)
+        return plan_model(folder, stages_of(folder), machine, options(Mode.LAYERWISE), dtype=torch.bfloat16)
+
+    needed = plan(64 * GIB).host_peak_bytes
+    plan(needed).check(tiny_folder)
+    with pytest.raises(DoesNotFit, match=f"needs {needed} bytes of host memory and there are {needed - 4096}"):
+        plan(needed - 4096).check(tiny_folder)
+
+
+LOAD = """
+import json, sys, warnings
+warnings.simplefilter('ignore')
+from pathlib import Path
+from sojourn.inference.errors import DoesNotFit
+from sojourn.inference.pipeline import DeviceChoice, load_pipeline
+try:
+    load_pipeline(Path(sys.argv[1]), device=DeviceChoice.CPU)
+    print('{}', flush=True)
+except DoesNotFit as error:
+    print(json.dumps({'said': str(error)}), flush=True)
+"""
+
+
+def test_under_a_cap_that_is_too_small_loading_is_refused_with_the_number_and_nothing_is_killed(tiny_folder):
+    with capped(600 * MIB) as cap, Child(LOAD, cap, str(tiny_folder)) as child:
+        assert "bytes of host memory and there are" in child.hear()["said"]
+        assert cap.oom_kills() == 0
+
+
 def test_both_lines_say_where_the_weights_are(tiny_folder, caplog):
     with caplog.at_level(logging.INFO, logger="sojourn"):
         pipeline = load_pipeline(tiny_folder, device=DeviceChoice.CPU)
@@ -161,7 +258,7 @@ def test_both_lines_say_where_the_weights_are(tiny_folder, caplog):
 
 def test_requests_move_the_counters_and_log_nothing_above_debug(tiny_folder, make_request, make_watch, tiny, caplog):
     telemetry = Telemetry()
-    pipeline, streams, _ = on_a_device(tiny_folder, Mode.LAYERWISE, tiny, observer=telemetry.offload)
+    pipeline, streams, _ = on_a_device(tiny_folder, Mode.LAYERWISE, tiny, observer=telemetry.offload, resident=0)
     window = pipeline.life.strategies["transformer"].window
     value = telemetry.registry.get_sample_value
     before = value("sojourn_offload_copied_bytes_total", {"component": "transformer"})

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,18 @@ from sojourn.inference.errors import DoesNotFit, Unsupported
 from sojourn.inference.families.table import family_of
 from sojourn.inference.loading.components import build_component
 from sojourn.inference.loading.folder import read_folder
+from sojourn.inference.offload import planning
 from sojourn.inference.offload.activations import MEASURED_BYTES, RUNTIME_BYTES, Workload, activation_bytes
 from sojourn.inference.offload.headers import Bytes, ComponentWeights, model_weights
 from sojourn.inference.offload.hosting import HostTier
 from sojourn.inference.offload.memory_plan import CacheSize, Demand, Machine, plan_memory
 from sojourn.inference.offload.options import OffloadOptions, parse_size
 from sojourn.inference.offload.plan_report import as_json, as_table, tell
-from sojourn.inference.offload.planning import plan_model
-from sojourn.inference.offload.settings import Mode, OffloadSettings, ResidentPolicy
+from sojourn.inference.offload.planning import plan_model, with_usual_request
+from sojourn.inference.offload.settings import Mode, OffloadSettings, ResidentPolicy, Selection
 from sojourn.inference.pipeline.workflow import served_stages
 from sojourn.inference.telemetry import Telemetry
+from sojourn.inference.tiny import tiny_random
 
 GIB = 1 << 30
 
@@ -58,6 +61,10 @@ def plan(*, device=None, host=200, parts=(TRANSFORMER, ENCODER, VAE), workload=S
     demand = Demand(weights=parts, stages=STAGES, workload=workload, uses={"transformer": 49}, **rest)
     machine = Machine(device_bytes=None if device is None else int(device * GIB), host_bytes=int(host * GIB))
     return plan_memory(demand, machine)
+
+
+def only(name, **setting):
+    return Selection(named={name: OffloadSettings(**setting)})
 
 
 def modes(result):
@@ -131,7 +138,7 @@ def test_the_plan_cache_takes_the_projections_out_and_its_slab_in():
 
 
 def test_what_does_not_fit_says_that_the_cache_would_help():
-    result = plan(device=3, settings={"transformer": OffloadSettings(mode=Mode.RESIDENT)})
+    result = plan(device=3, settings=only("transformer", mode=Mode.RESIDENT))
     assert any("plan cache" in change for change in result.changes)
     assert any("let transformer leave" in change for change in result.changes)
 
@@ -139,15 +146,40 @@ def test_what_does_not_fit_says_that_the_cache_would_help():
 @pytest.mark.parametrize("mode", [Mode.RESIDENT, Mode.COMPONENT, Mode.LAYERWISE])
 @pytest.mark.parametrize("device", [None, 100])
 def test_a_mode_that_is_asked_for_is_taken(mode, device):
-    assert modes(plan(device=device, settings={"transformer": OffloadSettings(mode=mode)}))["transformer"] is mode
+    assert modes(plan(device=device, settings=only("transformer", mode=mode)))["transformer"] is mode
 
 
 def test_residents_prefetch_and_policy_have_their_effect():
-    asked = OffloadSettings(mode=Mode.LAYERWISE, resident=35, prefetch=3, policy=ResidentPolicy.STRIDED)
-    result = plan(device=100, settings={"transformer": asked})
+    asked = {"mode": Mode.LAYERWISE, "resident": 35, "prefetch": 3, "policy": ResidentPolicy.STRIDED}
+    result = plan(device=100, settings=only("transformer", **asked))
     transformer = next(p for p in result.components if p.name == "transformer")
     assert (transformer.streamed, transformer.prefetch) == (15, 3)
     assert transformer.device_bytes == 35 * int(1.2 * GIB) + 4 * int(1.2 * GIB) + int(1.7 * GIB)
+
+
+def test_residents_that_nobody_asks_for_are_as_many_as_fit():
+    for device, mode in ((40, Mode.LAYERWISE), (40, Mode.AUTO), (200, Mode.LAYERWISE)):
+        result = plan(device=device, settings=only("transformer", mode=mode))
+        transformer = next(p for p in result.components if p.name == "transformer")
+        kept = transformer.layers - transformer.streamed
+        assert result.fits
+        assert transformer.streamed == 0 or result.headroom_bytes()["device"] < int(1.2 * GIB)
+        one_more = plan(device=device, settings=only("transformer", mode=Mode.LAYERWISE, resident=kept + 1))
+        assert transformer.streamed == 0 or not one_more.fits
+
+
+def test_residents_that_are_asked_for_stay_as_they_are_when_the_plan_chooses_the_mode():
+    result = plan(device=40, settings=only("transformer", resident=7, prefetch=2))
+    transformer = next(p for p in result.components if p.name == "transformer")
+    assert (transformer.mode, transformer.streamed, transformer.prefetch) == (Mode.LAYERWISE, 43, 2)
+
+
+def test_without_pinning_nothing_is_planned_to_be_locked():
+    def pinned(**rest):
+        return sum(p.bytes_by_tier()[HostTier.PINNED] for p in plan(device=20, **rest).components)
+
+    assert pinned() > 0
+    assert pinned(pinning=False) == 0
 
 
 def test_pins_go_to_the_component_that_a_request_copies_most():
@@ -197,8 +229,9 @@ def test_what_is_no_size_is_refused_with_what_is(text):
 # On a real folder
 
 
-def test_headers_tell_what_loading_then_makes(tiny_folder):
-    folder = read_folder(tiny_folder)
+@pytest.mark.parametrize("family", ["minimax-h3", "helios-mid"])
+def test_headers_tell_what_loading_then_makes(family, tmp_path):
+    folder = read_folder(tiny_random(family, tmp_path))
     for weights in model_weights(folder, precision="BF16"):
         component = build_component(folder.components[weights.name], dtype=torch.bfloat16, device=torch.device("cpu"))
         loaded = {t.data_ptr(): t.numel() * t.element_size() for t in component.value.state_dict().values()}
@@ -208,7 +241,8 @@ def test_headers_tell_what_loading_then_makes(tiny_folder):
 def test_a_folder_is_planned_without_loading_it(tiny_folder):
     folder = read_folder(tiny_folder)
     machine = Machine(device_bytes=None, host_bytes=8 * GIB)
-    result = plan_model(folder, stages_of(folder), machine, OffloadOptions(), dtype=torch.bfloat16)
+    options = with_usual_request(OffloadOptions(), folder, family_of(folder).usual)
+    result = plan_model(folder, stages_of(folder), machine, options, dtype=torch.bfloat16)
     assert result.fits
     assert {p.name for p in result.components} == {"text_encoder", "transformer", "transformer_ref", "vae", "audio_vae"}
     transformer = next(p for p in result.components if p.name == "transformer")
@@ -218,11 +252,41 @@ def test_a_folder_is_planned_without_loading_it(tiny_folder):
 
 @pytest.mark.parametrize("option", ["settings", "caches"])
 def test_an_option_for_a_component_that_is_not_there_is_refused_by_name(tiny_folder, option):
-    options = OffloadOptions(**{option: {"transfromer": OffloadSettings() if option == "settings" else CacheSize()}})
+    value = only("transfromer") if option == "settings" else {"transfromer": CacheSize()}
+    options = OffloadOptions(**{option: value})
     machine = Machine(device_bytes=None, host_bytes=8 * GIB)
     folder = read_folder(tiny_folder)
     with pytest.raises(Unsupported, match="no component 'transfromer'"):
         plan_model(folder, stages_of(folder), machine, options, dtype=torch.bfloat16)
+
+
+def with_a_whole_vae(weights):
+    """The same, with a VAE in which nothing repeats."""
+    return tuple(replace(w, layers=(), layer_projections=()) if w.name == "vae" else w for w in weights)
+
+
+def test_a_component_without_layers_comes_and_goes_as_a_whole_where_all_are_to_stream(tiny_folder, monkeypatch):
+    monkeypatch.setattr(planning, "model_weights", lambda *a, **k: with_a_whole_vae(model_weights(*a, **k)))
+    folder, machine = read_folder(tiny_folder), Machine(device_bytes=None, host_bytes=8 * GIB)
+    layerwise = OffloadSettings(mode=Mode.LAYERWISE)
+    options = OffloadOptions(settings=Selection(default=layerwise))
+    result = plan_model(folder, stages_of(folder), machine, options, dtype=torch.bfloat16)
+    assert modes(result)["transformer"] is Mode.LAYERWISE
+    assert modes(result)["vae"] is Mode.COMPONENT
+    options = OffloadOptions(settings=Selection(named={"vae": layerwise}))
+    with pytest.raises(Unsupported, match=r"vae has no repeated layers.*layerwise is for .*transformer"):
+        plan_model(folder, stages_of(folder), machine, options, dtype=torch.bfloat16)
+
+
+def test_memory_is_planned_for_the_usual_request_of_the_family_unless_the_installation_says(tmp_path):
+    folders = {family: read_folder(tiny_random(family, tmp_path / family)) for family in ("minimax-h3", "helios-base")}
+    usual = {name: with_usual_request(OffloadOptions(), f, family_of(f).usual) for name, f in folders.items()}
+    assert (usual["minimax-h3"].workload, usual["minimax-h3"].passes) == (Workload(pixels=2048, frames=124), 49)
+    # A chunk at a time, guidance doubles the passes.
+    assert usual["helios-base"].workload == Workload(pixels=128 * 64, frames=33, density=5)
+    assert usual["helios-base"].passes == 4 * 50 * 2
+    asked = OffloadOptions(workload=Workload(pixels=1), passes=7)
+    assert with_usual_request(asked, folders["helios-base"], family_of(folders["helios-base"]).usual) == asked
 
 
 def test_the_table_and_the_json_say_the_same():

@@ -1,5 +1,7 @@
 """Numbers of an installation become layers."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,15 +60,44 @@ def test_a_number_that_is_none_is_refused_by_name(field, value):
 
 def test_settings_are_read_by_component():
     found = parse_settings(["transformer=layerwise,prefetch=2,resident=0.5,policy=strided", "vae=component"])
-    assert found["transformer"] == OffloadSettings(
+    assert found.of("transformer") == OffloadSettings(
         mode=Mode.LAYERWISE, prefetch=2, resident=0.5, policy=ResidentPolicy.STRIDED
     )
-    assert found["vae"] == OffloadSettings(mode=Mode.COMPONENT)
+    assert found.of("vae") == OffloadSettings(mode=Mode.COMPONENT)
+    assert found.of("text_encoder") == OffloadSettings()
+
+
+def test_one_for_all_is_what_a_component_does_not_say_itself():
+    found = parse_settings(["vae=component", "layerwise,prefetch=2,policy=strided", "transformer=auto,prefetch=3"])
+    assert found.of("text_encoder") == OffloadSettings(mode=Mode.LAYERWISE, prefetch=2, policy=ResidentPolicy.STRIDED)
+    assert found.of("transformer") == OffloadSettings(prefetch=3, policy=ResidentPolicy.STRIDED)
+    assert found.of("vae").mode is Mode.COMPONENT
+
+
+def test_no_layers_are_not_the_same_as_leaving_the_number_to_the_plan():
+    assert parse_settings(["layerwise,resident=0"]).default.resident == 0
+    assert parse_settings(["layerwise"]).default.resident is None
 
 
 @pytest.mark.parametrize(
-    "texts", [["transformer"], ["=layerwise"], ["a=slow"], ["a=auto,b=1"], ["a=auto", "a=auto"], ["a=auto,prefetch=x"]]
+    ("texts", "said"),
+    [
+        (["transformer"], "'transformer' is no offload setting; write MODE for all"),
+        ([""], "'' is no offload setting"),
+        (["=layerwise"], "'=layerwise' is no offload setting"),
+        (["a="], "'a=' is no offload setting"),
+        (["a=slow"], "modes are auto, resident, component and layerwise"),
+        (["prefetch=2"], "'2' is no offload setting"),
+        (["a=auto,b=1"], "followed by any of prefetch=N, resident=N"),
+        (["auto,policy=last"], "policy=leading|strided"),
+        (["a=auto", "a=auto"], "second offload setting for a"),
+        (["auto", "layerwise"], "second offload setting for all components"),
+        (["a=auto,prefetch=x"], "offload prefetch is 'x'"),
+        (["layerwise,resident=-1"], "offload resident is -1.0"),
+        (["component,prefetch=1"], "effect with mode auto or layerwise only"),
+        (["a=resident,resident=1"], "effect with mode auto or layerwise only"),
+    ],
 )
-def test_what_is_no_setting_is_refused(texts):
-    with pytest.raises(ValueError):  # noqa: PT011 - whichever word is wrong, it is named
+def test_what_is_no_setting_is_refused_with_what_is(texts, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
         parse_settings(texts)

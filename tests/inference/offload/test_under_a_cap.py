@@ -40,10 +40,12 @@ for i, layer in enumerate(net.layers):
     layer.weight = nn.Parameter(data, False)
 
 class Told(Silent):
-    requested = verified = 0
+    requested = verified = direct = 0
     def paged_out(self, *, component, requested_bytes, verified_bytes):
         self.requested += requested_bytes
         self.verified += verified_bytes
+    def read_directly(self, *, component, size_bytes):
+        self.direct += size_bytes
 
 told, window = Told(), None
 x = torch.linspace(-1, 1, WIDTH, dtype=torch.bfloat16)[None]
@@ -56,13 +58,15 @@ def run():
         'sha': hashlib.sha256(y.float().numpy().tobytes()).hexdigest(),
         'read': read_io().read_bytes - before,
         'kept': window.plan.kept_bytes if window else 0,
-        'requested': told.requested, 'verified': told.verified,
+        'requested': told.requested, 'verified': told.verified, 'direct': told.direct,
     }), flush=True)
 
 run()
 strategy = paged('net', net, settings=OffloadSettings(policy=ResidentPolicy(sys.argv[3])), layerwise=True,
                  observer=told, warn=lambda text: print(text, file=sys.stderr))
 window = strategy.window
+if sys.argv[4] == 'cache':
+    window._open_direct = None
 while sys.stdin.readline():
     run()
 """
@@ -82,10 +86,10 @@ def weights(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("policy", ["strided", "leading"])
-def test_a_halved_cap_neither_kills_nor_changes_a_bit_and_what_is_kept_adapts_within_a_pass(weights, policy):
+@pytest.mark.parametrize(("policy", "way"), [("strided", "direct"), ("leading", "cache")])
+def test_a_halved_cap_neither_kills_nor_changes_a_bit_and_what_is_kept_adapts_within_a_pass(weights, policy, way):
     total = LAYERS * LAYER_BYTES
-    with capped(660 * MIB) as cap, Child(SOURCE, cap, str(weights), str(LAYERS), policy) as child:
+    with capped(660 * MIB) as cap, Child(SOURCE, cap, str(weights), str(LAYERS), policy, way) as child:
         plain = child.hear()
 
         def step():
@@ -101,5 +105,6 @@ def test_a_halved_cap_neither_kills_nor_changes_a_bit_and_what_is_kept_adapts_wi
         # What is read again is what is not kept; a little of it may still be there from before.
         for result in (before[-1], after[-1]):
             assert result["read"] <= 1.05 * (total - result["kept"]) + 2 * MIB
+            assert (result["direct"] > 0) is (way == "direct")
         assert after[-1]["requested"] > 0
         assert after[-1]["verified"] >= 0.95 * after[-1]["requested"]

@@ -21,8 +21,8 @@ def main() -> int:
     anywhere = Address(host="127.0.0.1", port=0)
     config = ServerConfig(listen=anywhere, metrics_listen=anywhere, **json.loads(sys.argv[2]))
     telemetry = Telemetry(model_name=config.model_name, max_waiting=config.max_waiting)
-    logs.configure(count=telemetry.log_line)
-    return run(config, load, telemetry=telemetry)
+    printing = logs.configure(count=telemetry.log_line)
+    return run(config, load, telemetry=telemetry, printing=printing)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from grpc_status import rpc_status
 from sojourn.inference.requests import Clip, GenerationRequest
 from sojourn.inference.server.config import Address, ServerConfig
 from sojourn.inference.server.main import Server
+from sojourn.inference.telemetry import Telemetry
+from sojourn.inference.tracing import Traces
 from sojourn.inference.watch import Event, StepDone, Watch
 from sojourn.v1 import inference_pb2 as pb
 from sojourn.v1 import inference_pb2_grpc as pb_grpc
@@ -178,10 +180,17 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving(engine: Any, *, load: Callable[[], Any] | None = None, **settings: Any) -> AsyncIterator[Served]:
+async def serving(
+    engine: Any,
+    *,
+    load: Callable[[], Any] | None = None,
+    telemetry: Telemetry | None = None,
+    traces: Traces | None = None,
+    **settings: Any,
+) -> AsyncIterator[Served]:
     """A server of `engine` on a free port, ready."""
     config = replace(ServerConfig(listen=ANY_PORT, metrics_listen=None, model_name="model"), **settings)
-    server = Server(config, load or (lambda: engine))
+    server = Server(config, load or (lambda: engine), telemetry=telemetry, traces=traces)
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:

@@ -18,6 +18,17 @@ def measured(step: float = 1.0, overhead: float = 0.0) -> Pace:
     return pace
 
 
+def test_steps_are_measured_by_what_one_works_on() -> None:
+    """A chunked model's steps take as long in a long clip as in a short one; what is around them does not."""
+    short = Work(clips=1, evaluations=10, voxels=1000, step_voxels=1000, decodes=False)
+    long = Work(clips=1, evaluations=40, voxels=4000, step_voxels=1000, decodes=False)
+    pace = Pace()
+    pace.observe_step(short, 1.0, now=0.0)
+    pace.observe_step(Work(clips=1, evaluations=10, voxels=4000, decodes=False), 9.0, now=0.0)
+    pace.observe_overhead(short, 2.0, now=0.0)
+    assert (pace.seconds(short, now=0.0), pace.seconds(long, now=0.0)) == (12.0, 40.0)
+
+
 def test_first_runs_and_others_wait_in_order() -> None:
     line = Line(limit=2, pace=Pace())
     first, second, third = (line.admit(work(), now=0, deadline=None) for _ in range(3))

@@ -79,8 +79,9 @@ async def test_info_tells_what_is_served(pipeline: Pipeline) -> None:
     assert list(info.workflows) == [pb.WORKFLOW_T2VA, pb.WORKFLOW_FL2VA, pb.WORKFLOW_REF2VA]
     assert list(info.quality_tiers) == [pb.QUALITY_TIER_LOSSLESS]
     assert info.limits.max_waiting == 3
+    assert not info.limits.trained_sizes  # any size within the limits; of a model with such, see test_helios.py
     for field in pb.Limits.DESCRIPTOR.fields:
-        assert getattr(info.limits, field.name), f"limits.{field.name} is not told"
+        assert field.name == "trained_sizes" or getattr(info.limits, field.name), f"limits.{field.name} is not told"
     for field in pb.Defaults.DESCRIPTOR.fields:
         assert getattr(info.defaults, field.name) == getattr(pipeline.defaults, field.name)
     assert {"torch", "diffusers", "transformers", "python"} <= set(info.versions)

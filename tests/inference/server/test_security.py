@@ -27,10 +27,11 @@ UNAUTHENTICATED, UNAVAILABLE = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.
 
 @dataclass
 class Authority:
-    """Signs certificates for tests."""
+    """Signs certificates for tests, of servers that are called by these names."""
 
     folder: Path
     name: str
+    hosts: tuple[str, ...] = ("localhost",)
 
     def __post_init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -52,7 +53,7 @@ class Authority:
         now = datetime.datetime.now(datetime.UTC)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, self.name)])
-        alternatives = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        alternatives = [*map(x509.DNSName, self.hosts), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
         return (
             x509.CertificateBuilder()
             .subject_name(subject)

@@ -36,7 +36,7 @@ Reserved = dict[PlanKey, int]
 Check = Callable[[], None]
 
 
-def _go_on() -> None:
+def go_on() -> None:
     """The check of a request that nobody stops."""
 
 
@@ -86,7 +86,7 @@ class PlanCache:
             with self._counted():
                 self._check_count(plans)
 
-    def prepare(self, forwards: Sequence[Inputs], *, check: Check = _go_on) -> Lease:
+    def prepare(self, forwards: Sequence[Inputs], *, check: Check = go_on) -> Lease:
         """Makes the rows of a request's forwards available, and keeps them so until the lease is released.
 
         Args:
@@ -393,23 +393,26 @@ class PlanCache:
             raise
 
     def _steps(self, plans: Sequence[Sequence[Plan]]) -> tuple[list[tuple[Step, ...]], torch.Tensor]:
-        """The steps of each forward, and the slots of all plans: one copy to the device for a request."""
+        """The steps of each forward, and the slots of all plans: two copies to the device for a request."""
         flat = [plan for calls in plans for plan in calls]
-        slots = torch.tensor([self.slots.slot_of(plan.key) for plan in flat], device=self.slab.device)
+        published = self.slots.published
+        numbers = [published[plan.key] for plan in flat]
+        slots = torch.tensor(numbers, device=self.slab.device)
         self._check_visible(slots, flat)
         generation = self._generation
-        places = iter(range(len(flat)))
-        steps = [tuple(self._step(plan, slots, next(places), generation) for plan in calls) for calls in plans]
-        return steps, slots
 
-    def _step(self, plan: Plan, slots: torch.Tensor, place: int, generation: int) -> Step:
-        index = None if plan.rows_are_distinct else torch.tensor(plan.row_index, device=self.slab.device)
-        return Step(
-            slot=slots[place : place + 1],
-            length=plan.length,
-            row_index=index,
-            is_valid=lambda: self._generation == generation,
-        )
+        def is_valid() -> bool:
+            return self._generation == generation
+
+        rows = iter(self._rows_on_device(flat, numbers))
+        return [tuple(Step(rows=next(rows), is_valid=is_valid) for _ in calls) for calls in plans], slots
+
+    def _rows_on_device(self, plans: Sequence[Plan], slots: Sequence[int]) -> Sequence[torch.Tensor]:
+        """For each plan [M]: where among all rows of the slab each of its rows lies."""
+        numbers = [
+            self.slab.first_row(slot) + row for plan, slot in zip(plans, slots, strict=True) for row in plan.row_index
+        ]
+        return torch.tensor(numbers, device=self.slab.device).split([plan.rows for plan in plans])
 
     def _check_visible(self, slots: torch.Tensor, plans: Sequence[Plan]) -> None:
         """The device's own word that each slot holds a whole plan of the expected length."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from sojourn.inference.adaln.adapters import adapter_tensors, check_adapter
 from sojourn.inference.adaln.component import CachedTransformer, Place, Replaced, open_transformer
 from sojourn.inference.adaln.counters import Counters, Description, Observer, Snapshot
 from sojourn.inference.adaln.families import Family, family_of
@@ -20,6 +21,7 @@ from sojourn.inference.adaln.weights import WeightFiles
 from sojourn.inference.adaln.worth import check_worth
 from sojourn.inference.families.projections import PROJECTIONS
 from sojourn.inference.loading.components import Component, LeaveOut
+from sojourn.inference.loading.folder import ComponentFolder
 from torch import nn
 
 _log = logging.getLogger(__name__)
@@ -53,23 +55,24 @@ class PlanCaches:
         """Pipelines copy their blocks with what they refer to; there is one set of caches all the same."""
         return self
 
-    def leave_out(self, name: str, class_name: str) -> LeaveOut | None:
+    def leave_out(self, part: ComponentFolder) -> LeaveOut | None:
         """What the loader calls on the empty model of a component; None where it is loaded whole."""
-        if self.settings.mode is Mode.OFF or class_name not in PROJECTIONS:
+        if self.settings.mode is Mode.OFF or part.class_name not in PROJECTIONS:
             return None
 
         def replace(model: nn.Module, dtype_of: Callable[[str], torch.dtype]) -> frozenset[str]:
-            return self._replace(name, class_name, model, dtype_of)
+            return self._replace(part, model, dtype_of)
 
         return replace
 
     def _replace(
-        self, name: str, class_name: str, model: nn.Module, dtype_of: Callable[[str], torch.dtype]
+        self, part: ComponentFolder, model: nn.Module, dtype_of: Callable[[str], torch.dtype]
     ) -> frozenset[str]:
         """Puts stand-ins into an empty model; returns the tensors that are not to be loaded."""
         try:
-            family = family_of(class_name)
+            family = family_of(part.class_name)
             check_model(model, family)
+            check_adapter(family, adapter_tensors(part.path))
             table = Table.of(projections_of(model, family, dtype_of))
             if self.settings.mode is Mode.AUTO:
                 check_worth(self.settings, family, table)
@@ -77,7 +80,7 @@ class PlanCaches:
             self._turn_off(refusal)
             return frozenset()
         left_out = frozenset(tensor for tensor in model.state_dict() if family.is_projection_tensor(tensor))
-        self._tables[name] = family, replace_projections(model, family, dtype_of=dtype_of, device=self.device)
+        self._tables[part.name] = family, replace_projections(model, family, dtype_of=dtype_of, device=self.device)
         return left_out
 
     def _turn_off(self, refusal: ModelRefused) -> None:

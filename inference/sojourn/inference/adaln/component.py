@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from sojourn.inference.adaln.cache import PlanCache
+from sojourn.inference.adaln.adapters import guard_adapters
+from sojourn.inference.adaln.cache import Check, PlanCache, go_on
 from sojourn.inference.adaln.counters import Observer, Tier
 from sojourn.inference.adaln.cursor import Cursor
 from sojourn.inference.adaln.families import Family, Inputs
@@ -15,7 +16,7 @@ from sojourn.inference.adaln.host import HostTier, page_capacity
 from sojourn.inference.adaln.lease import Lease
 from sojourn.inference.adaln.projection import Projector
 from sojourn.inference.adaln.ranks import OneRank, Ranks, Sharing
-from sojourn.inference.adaln.replace import check_not_compiled, stand_ins
+from sojourn.inference.adaln.replace import check_unchanged, stand_ins
 from sojourn.inference.adaln.settings import PlanCacheSettings, Precision
 from sojourn.inference.adaln.slab import Slab
 from sojourn.inference.adaln.store import PlanStore
@@ -41,18 +42,18 @@ class CachedTransformer:
         self._cursor = Cursor(cache.slab, cache.find)
         for stand_in in stand_ins(transformer):
             stand_in.attach(self._cursor)
+        guard_adapters(transformer, cache.family)
         self._signature = inspect.signature(transformer.forward)
         transformer.register_forward_pre_hook(self._begin, with_kwargs=True)
         transformer.register_forward_hook(self._end, always_call=True)
 
-    def prepare(self, forwards: Sequence[Inputs], *, check: Callable[[], None]) -> Lease:
+    def prepare(self, forwards: Sequence[Inputs], *, check: Check = go_on) -> Lease:
         """Makes the rows of a request's forwards available; see `PlanCache.prepare`.
 
         Raises:
-            ModelRefused: The transformer has been compiled since, and rows promise the bits of eager mode.
+            ModelRefused: The transformer has been compiled or been given an adapter since.
         """
-        if self._precision is Precision.MATCH:
-            check_not_compiled(self._transformer)
+        check_unchanged(self._transformer, self._precision)
         return self.cache.prepare(forwards, check=check)
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

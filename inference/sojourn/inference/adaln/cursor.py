@@ -19,15 +19,11 @@ class Step:
     """Where the rows of one forward lie.
 
     Attributes:
-        slot: [1] int64 on the slab's device.
-        length: Distinct rows in the slot.
-        row_index: [M] int64 on the slab's device, the distinct row of each row; None where they are the same.
+        rows: [M] int64 on the slab's device: for each row its number among all rows of the slab.
         is_valid: False once the weights behind the rows have been replaced.
     """
 
-    slot: torch.Tensor
-    length: int
-    row_index: torch.Tensor | None
+    rows: torch.Tensor
     is_valid: Callable[[], bool]
 
 
@@ -69,5 +65,4 @@ class Cursor:
         step = steps[ordinal]
         if not step.is_valid():
             raise PlanMissing(f"{projection}: the weights were replaced while the request ran; send it again")
-        rows = self._slab.look_up(projection, step.slot, step.length)
-        return rows if step.row_index is None else rows.index_select(0, step.row_index)
+        return self._slab.look_up(projection, step.rows)

@@ -95,9 +95,10 @@ def _tensor_digest(weights: WeightFiles, name: str) -> str:
     buffer = torch.empty(place.nbytes // max(1, rows) * min(step, rows), dtype=torch.uint8)
     for first in range(0, rows, step):
         part = Part(name, first, min(rows, first + step))
-        weights.will_need([part])
+        absent = weights.absent([part])
+        weights.will_need(absent)
         digest.update(_bytes(weights.read(part, buffer)))
-        weights.forget([part])
+        weights.forget(absent)
     return digest.hexdigest()
 
 

@@ -1,5 +1,6 @@
 """What one denoise step is conditioned on, and the key that names it: exact bits."""
 
+import math
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ class Plan:
 
     Attributes:
         inputs: What the time embedding reads, by the name of the forward's argument, with the dtypes in which the
-            forward receives it. A tensor whose first extent is `rows` has a value per row, any other one for all.
+            forward receives it; copies on the host. A tensor whose first extent is `rows` has a value per row, any
+            other one for all.
         rows: Rows M that the forward gives to the projection GEMM. A projected row's last bits depend on M.
         key: The exact bits of `inputs` with their names, dtypes and shapes, and M. No tolerance: 0.0 is not -0.0.
         row_index: For each of the M rows the distinct row that it equals, in order of first occurrence.
@@ -38,12 +40,13 @@ class Plan:
         """
         if rows < 1:
             raise ValueError(f"a plan has at least one row, not {rows}")
-        frozen = {name: value.detach().clone(memory_format=torch.contiguous_format) for name, value in inputs.items()}
-        on_host = {name: value.cpu() for name, value in frozen.items()}
+        on_host = {
+            name: value.detach().cpu().clone(memory_format=torch.contiguous_format) for name, value in inputs.items()
+        }
         _refuse_nonfinite(on_host)
         bits = {name: _bits(value) for name, value in on_host.items()}
         key = _key(on_host, bits, rows)
-        return cls(inputs=frozen, rows=rows, key=key, row_index=_row_index(on_host, bits, rows))
+        return cls(inputs=on_host, rows=rows, key=key, row_index=_row_index(on_host, bits, rows))
 
     @property
     def length(self) -> int:
@@ -71,7 +74,9 @@ def distinct(plans: Iterable[Plan]) -> list[Plan]:
 
 def _refuse_nonfinite(inputs: Mapping[str, torch.Tensor]) -> None:
     for name, value in inputs.items():
-        if not bool(torch.isfinite(value).all()):
+        # A timestep has a few values, for which Python is the faster one.
+        is_finite = all(map(math.isfinite, value.tolist())) if value.ndim == 1 else bool(torch.isfinite(value).all())
+        if not is_finite:
             raise PlansRefused(
                 RequestReason.NONFINITE,
                 f"conditioning input {name} holds a NaN or infinity: {value.flatten()[:8].tolist()}",
@@ -93,6 +98,8 @@ def _key(inputs: Mapping[str, torch.Tensor], bits: Mapping[str, bytes], rows: in
 
 def _row_index(inputs: Mapping[str, torch.Tensor], bits: Mapping[str, bytes], rows: int) -> tuple[int, ...]:
     """Rows are told apart by the bits of the inputs that have a value per row."""
+    if rows == 1:
+        return (0,)
     per_row = [bits[name] for name, value in inputs.items() if value.ndim > 0 and value.shape[0] == rows]
     seen: dict[tuple[bytes, ...], int] = {}
     return tuple(seen.setdefault(tuple(_cut(part, row, rows) for part in per_row), len(seen)) for row in range(rows))

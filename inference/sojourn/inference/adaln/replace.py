@@ -1,10 +1,11 @@
 """Takes the projections out of a transformer and puts stand-ins in their places."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from sojourn.inference.adaln.families import Family
 from sojourn.inference.adaln.refusals import ModelReason, ModelRefused
+from sojourn.inference.adaln.settings import Precision
 from sojourn.inference.adaln.standin import StandIn
 from sojourn.inference.adaln.table import Projection, Table
 from torch import nn
@@ -90,33 +91,22 @@ def check_model(transformer: nn.Module, family: Family) -> None:
             _refuse_layerwise_cast(name, module)
 
 
-def check_adapter(family: Family, targets: Iterable[str]) -> None:
-    """Refuses an adapter that targets a projection, before any of it is written.
+def check_unchanged(transformer: nn.Module, precision: Precision) -> None:
+    """Refuses a transformer that has become, since its projections were replaced, one that stored rows do not serve.
 
-    Args:
-        family: Of the transformer that the adapter is for.
-        targets: Module names or state-dict keys of the adapter, with or without a prefix such as "transformer.".
-
-    Raises:
-        ModelRefused: The adapter's part on the projections would vanish.
-    """
-    hits = [target for target in targets if any(family.is_projection(name) for name in _module_names(target))]
-    if hits:
-        raise ModelRefused(
-            ModelReason.ADAPTER,
-            f"the adapter changes {len(hits)} tensors of modulation projections, {hits[0]} the first: with the plan "
-            "cache they are not loaded and the change would vanish; set --adaln-cache off",
-        )
-
-
-def check_not_compiled(transformer: nn.Module) -> None:
-    """Refuses a compiled transformer under precision "match": compilers fuse, and fused rows differ in their last bits.
+    Compilers fuse, and fused rows differ in their last bits: under precision "match" nothing may be compiled. An
+    adapter around a stand-in would add to rows that were made without it.
 
     Raises:
-        ModelRefused: The transformer or a part of it is compiled.
+        ModelRefused: Naming the module.
     """
     for name, module in transformer.named_modules():
-        if module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule":
+        if isinstance(module._modules.get("base_layer"), StandIn):
+            raise ModelRefused(
+                ModelReason.ADAPTER, f"{name} carries an adapter; unload it or load the model with --adaln-cache off"
+            )
+        is_compiled = module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+        if is_compiled and precision is Precision.MATCH:
             raise ModelRefused(
                 ModelReason.COMPILED,
                 f"{name or type(transformer).__name__} is compiled, and the plan cache promises the bits of the eager "
@@ -148,9 +138,3 @@ def _refuse_layerwise_cast(name: str, module: nn.Module) -> None:
             f"{name} is stored in fp8 and cast layer by layer, which gives other rows than the checkpoint; "
             "set --adaln-cache off or load without layerwise casting",
         )
-
-
-def _module_names(target: str) -> list[str]:
-    """Every name of a module that a key may mean: any run of its dotted parts that ends before a LoRA suffix."""
-    parts = target.split(".")
-    return [".".join(parts[start:end]) for start in range(len(parts)) for end in range(start + 1, len(parts) + 1)]

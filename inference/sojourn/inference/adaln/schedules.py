@@ -16,7 +16,7 @@ from sojourn.inference.adaln.settings import Mode, PlanCacheSettings, Precision
 from sojourn.inference.errors import ModelError
 from sojourn.inference.loading import errors
 from sojourn.inference.loading.components import build_component
-from sojourn.inference.loading.folder import ModelFolder, read_folder
+from sojourn.inference.loading.folder import ComponentFolder, ModelFolder, read_folder
 from sojourn.inference.requests import Workflow
 
 KEYFRAME_LEVEL = 0.999
@@ -131,6 +131,7 @@ def build_schedules(
     folder = read_folder(model)
     done: list[Built] = []
     for name in sorted({schedule.transformer for schedule in schedules}):
+        part = _cacheable(folder, name)
         wanted = [schedule for schedule in schedules if schedule.transformer == name]
         forwards = {schedule: forwards_of(schedule, _schedulers(folder)) for schedule in wanted}
         settings = PlanCacheSettings(
@@ -143,7 +144,7 @@ def build_schedules(
             precision=precision,
         )
         counters = Counters()
-        cache = _open(folder, name, settings, counters, dtype, device)
+        cache = _open(part, settings, counters, dtype, device)
         for schedule in wanted:
             done.append(_build(cache, schedule, forwards[schedule], counters))
             tell(done[-1])
@@ -167,23 +168,23 @@ def _build(cache: PlanCache, schedule: Schedule, forwards: Sequence[Inputs], cou
     )
 
 
-def _open(
-    folder: ModelFolder,
-    name: str,
-    settings: PlanCacheSettings,
-    counters: Counters,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> PlanCache:
-    """The cache of a transformer that is loaded alone."""
+def _cacheable(folder: ModelFolder, name: str) -> ComponentFolder:
+    """A transformer that is there and can have a cache."""
     part = folder.components.get(name)
     if part is None:
         raise ModelError(
             errors.COMPONENT_MISSING, folder.path / name, f"component {name} is missing; fetch the whole folder"
         )
     family_of(part.class_name)
-    caches = PlanCaches(settings, device, counters)
-    component = build_component(part, dtype=dtype, device=device, leave_out=caches.leave_out(name, part.class_name))
+    return part
+
+
+def _open(
+    part: ComponentFolder, settings: PlanCacheSettings, counters: Counters, dtype: torch.dtype, device: torch.device
+) -> PlanCache:
+    """The cache of a transformer that is loaded alone."""
+    name, caches = part.name, PlanCaches(settings, device, counters)
+    component = build_component(part, dtype=dtype, device=device, leave_out=caches.leave_out(part))
     caches.open({name: component})
     return caches.transformers[name].cache
 

@@ -31,8 +31,9 @@ class Slab:
             dtype: torch.empty(plans, width, elements, dtype=dtype, device=device)
             for dtype, elements in table.row_elements.items()
         }
+        flat = self.flat()
         self._outputs = {
-            name: self.rows[entry.dtype][:, :, entry.offset : entry.offset + entry.width]
+            name: flat[entry.dtype][:, entry.offset : entry.offset + entry.width]
             for name, entry in table.entries.items()
         }
 
@@ -65,20 +66,19 @@ class Slab:
             rows: [length, outputs], the outputs beginning at `first_output` of the projection.
             first_output: Not 0 where ranks share a projection's outputs.
         """
-        last_output = first_output + rows.shape[1]
-        self._outputs[name][slot, : rows.shape[0], first_output:last_output].copy_(rows)
+        first_row, last_output = self.first_row(slot), first_output + rows.shape[1]
+        self._outputs[name][first_row : first_row + rows.shape[0], first_output:last_output].copy_(rows)
 
-    def look_up(self, name: str, slot: torch.Tensor, length: int) -> torch.Tensor:
-        """One projection's distinct rows, [length, outputs], by a slot index on the device.
+    def look_up(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of one projection, [M, outputs], by an index on the device.
 
-        The gather reads no index on the host, so that a captured graph serves whatever slot the index holds later.
+        The gather reads no index on the host, so that a captured graph serves whatever rows the index names later.
 
         Args:
             name: The projection.
-            slot: [1] int64 on the slab's device.
-            length: Distinct rows of the plan in the slot.
+            rows: [M] int64 on the slab's device, numbers among all rows.
         """
-        return self._outputs[name][:, :length].index_select(0, slot)[0]
+        return self._outputs[name].index_select(0, rows)
 
     def flat(self) -> dict[torch.dtype, torch.Tensor]:
         """All rows one behind the other, [P · W, R] by dtype; row i of a slot is number slot · W + i."""

@@ -46,6 +46,10 @@ def generate(
     ] = None,
     width: Annotated[int | None, typer.Option(help="Pixels; with --height.", rich_help_panel=WHAT)] = None,
     height: Annotated[int | None, typer.Option(help="Pixels; with --width.", rich_help_panel=WHAT)] = None,
+    untrained_size: Annotated[
+        bool,
+        typer.Option("--untrained-size", help="Take a size that the model was not trained for.", rich_help_panel=WHAT),
+    ] = False,
     aspect_ratio: Annotated[
         str | None, typer.Option(help="W:H instead of pixels, such as 16:9.", rich_help_panel=WHAT)
     ] = None,
@@ -96,6 +100,7 @@ def generate(
         quality=_quality(quality),
         outputs=[format_of(path) for path in output],
         count=count,
+        untrained_size=untrained_size,
         **_canvas(width, height, aspect_ratio),
         **_length(frames, duration),
     )

@@ -7,29 +7,23 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from sojourn.inference.adaln.settings import PlanCacheSettings
-from sojourn.inference.cli.exits import CommandFailed, Exit
 from sojourn.inference.cli.loading import DeviceOption, PrecisionOption
+from sojourn.inference.cli.placement import (
+    DeviceMemoryOption,
+    HostMemoryOption,
+    OffloadOption,
+    PinningOption,
+    placement,
+)
 from sojourn.inference.loading.folder import read_folder
-from sojourn.inference.offload.options import OffloadOptions, parse_size
-from sojourn.inference.offload.settings import parse_settings
 
 
 def plan(
     model: Annotated[Path, typer.Argument(help="Model folder in the diffusers modular layout.", show_default=False)],
-    device_memory: Annotated[
-        str | None, typer.Option(help="What the model may take of a device of its own, such as 24Gi.", metavar="SIZE")
-    ] = None,
-    host_memory: Annotated[
-        str | None,
-        typer.Option(help="What it may take of the host; what is available here by default.", metavar="SIZE"),
-    ] = None,
-    offload: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="How a component is offloaded, such as transformer=layerwise,prefetch=2,resident=0.5,policy=strided.",
-            metavar="COMPONENT=MODE",
-        ),
-    ] = None,
+    device_memory: DeviceMemoryOption = None,
+    host_memory: HostMemoryOption = None,
+    offload: OffloadOption = None,
+    pinning: PinningOption = "auto",
     adaln_cache: Annotated[str, typer.Option(help="The AdaLN plan cache: on, off or auto.", metavar="MODE")] = "auto",
     device: DeviceOption = "auto",
     dtype: PrecisionOption = "bfloat16",
@@ -48,20 +42,15 @@ def plan(
     from sojourn.inference.pipeline.load import DeviceChoice, torch_device
     from sojourn.inference.pipeline.workflow import served_stages
 
-    try:
-        options = OffloadOptions(
-            device_memory_bytes=parse_size(device_memory) if device_memory else None,
-            host_memory_bytes=parse_size(host_memory) if host_memory else None,
-            settings=parse_settings(offload or ()),
-        )
-    except ValueError as error:
-        raise CommandFailed(str(error), Exit.INVALID) from None
+    options = placement(device_memory=device_memory, host_memory=host_memory, offload=offload, pinning=pinning)
     folder = read_folder(model)
+    family = family_of(folder)
+    options = planning.with_usual_request(options, folder, family.usual)
     options = planning.with_plan_caches(options, folder, PlanCacheSettings(mode=adaln_cache))  # type: ignore[arg-type]
     machine = planning.this_machine(torch_device(DeviceChoice(device)), options, reader=RoomReader(os.getpid()))
     if options.device_memory_bytes is not None:
         machine = Machine(device_bytes=options.device_memory_bytes, host_bytes=machine.host_bytes)
-    stages = served_stages(family_of(folder), folder.components)
+    stages = served_stages(family, folder.components)
     result = planning.plan_model(folder, stages, machine, options, dtype=getattr(torch, dtype))
     if as_json:
         print(plan_report.as_json(result))

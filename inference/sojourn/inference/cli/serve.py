@@ -1,25 +1,34 @@
 """`sojourn serve`: one model behind InferenceService, until SIGTERM."""
 
 import logging
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from sojourn.inference import logs
+from sojourn.inference import logs, tracing
 from sojourn.inference.adaln.refusals import SettingRefused
 from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.cli.exits import CommandFailed, Exit
 from sojourn.inference.cli.loading import DeviceOption, PrecisionOption, lazily_loaded
-from sojourn.inference.offload.options import OffloadOptions, parse_size
-from sojourn.inference.offload.settings import parse_settings
+from sojourn.inference.cli.placement import (
+    OFFLOAD,
+    ColdPageAdviceOption,
+    DeviceMemoryOption,
+    HostMemoryOption,
+    NextStageHeadroomOption,
+    OffloadOption,
+    PinningOption,
+    placement,
+)
 from sojourn.inference.quality.settings import QualitySettingRefused, QualitySettings
 from sojourn.inference.server.config import Address, ConfigError, ServerConfig
 from sojourn.inference.server.main import run
 from sojourn.inference.telemetry import Telemetry
 
-SECURITY, LIMITS, WATCHING, PLANS, OFFLOAD = "Security", "Limits", "Watching", "AdaLN plan cache", "Offload"
+SECURITY, LIMITS, WATCHING, PLANS = "Security", "Limits", "Watching", "AdaLN plan cache"
 QUALITY = "Quality tiers"
 _DEFAULTS = PlanCacheSettings()
 
@@ -118,31 +127,12 @@ def serve(
             rich_help_panel=PLANS,
         ),
     ] = _DEFAULTS.precision.value,
-    device_memory: Annotated[
-        str | None,
-        typer.Option(
-            help="What the model may take of the device, such as 24Gi; what is free by default.",
-            metavar="SIZE",
-            rich_help_panel=OFFLOAD,
-        ),
-    ] = None,
-    host_memory: Annotated[
-        str | None,
-        typer.Option(
-            help="What it may take of the host; what is available by default.",
-            metavar="SIZE",
-            rich_help_panel=OFFLOAD,
-        ),
-    ] = None,
-    offload: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="How a component is offloaded, such as transformer=layerwise,prefetch=2,resident=0.5,policy=strided; "
-            "modes are auto, resident, component and layerwise.",
-            metavar="COMPONENT=MODE",
-            rich_help_panel=OFFLOAD,
-        ),
-    ] = None,
+    device_memory: DeviceMemoryOption = None,
+    host_memory: HostMemoryOption = None,
+    offload: OffloadOption = None,
+    pinning: PinningOption = "auto",
+    cold_page_advice: ColdPageAdviceOption = "auto",
+    next_stage_headroom: NextStageHeadroomOption = None,
     component_map: Annotated[
         Path | None,
         typer.Option(
@@ -182,6 +172,7 @@ def serve(
 
     Health (grpc.health.v1) and reflection are on the same port. The port opens at once; health says SERVING when the
     model is loaded. A model that cannot be loaded is told by health, GetInfo and the log, and the process exits 1.
+    SIGUSR1 prints from DEBUG on, SIGUSR2 from --log-level again. OTEL_EXPORTER_OTLP_ENDPOINT turns traces on.
     """
     try:
         config = ServerConfig(
@@ -209,16 +200,20 @@ def serve(
             precision=adaln_precision,  # type: ignore[arg-type]
         )
         quality = QualitySettings(fusions=fusions, table=step_cache_table)  # type: ignore[arg-type]
-        placement = OffloadOptions(
-            device_memory_bytes=parse_size(device_memory) if device_memory else None,
-            host_memory_bytes=parse_size(host_memory) if host_memory else None,
-            settings=parse_settings(offload or ()),
-            component_map=str(component_map) if component_map else None,
-        )
-    except (ConfigError, SettingRefused, QualitySettingRefused, ValueError) as error:
+        traces = tracing.from_environment(os.environ)
+    except (ConfigError, SettingRefused, QualitySettingRefused, tracing.TracingUnavailable, ValueError) as error:
         raise CommandFailed(str(error), Exit.INVALID) from None
+    placed = placement(
+        device_memory=device_memory,
+        host_memory=host_memory,
+        offload=offload,
+        pinning=pinning,
+        cold_page_advice=cold_page_advice,
+        next_stage_headroom=next_stage_headroom,
+        component_map=component_map,
+    )
     telemetry = Telemetry(model_name=config.model_name, max_waiting=config.max_waiting)
-    logs.configure(
+    printing = logs.configure(
         human=log_format is LogFormat.HUMAN,
         print_level=logging.getLevelNamesMapping()[log_level.upper()],
         count=telemetry.log_line,
@@ -231,9 +226,9 @@ def serve(
         fingerprint_cache=fingerprint_cache,
         plan_settings=plans,
         plan_observer=telemetry.plan_cache,
-        offload=placement,
+        offload=placed,
         offload_observer=telemetry.offload,
         quality_settings=quality,
         quality_observer=telemetry.quality,
     )
-    sys.exit(run(config, load, telemetry=telemetry))
+    sys.exit(run(config, load, telemetry=telemetry, traces=traces, printing=printing))

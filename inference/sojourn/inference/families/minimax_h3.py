@@ -5,13 +5,11 @@ below are ours, each with its reason. The workflow fl2va runs the same weights a
 """
 
 import copy
-import io
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import av
+import torch
 from diffusers.modular_pipelines.minimax_h3 import (
     MiniMaxH3AudioReference,
     MiniMaxH3ImageReference,
@@ -24,9 +22,9 @@ from diffusers.modular_pipelines.minimax_h3.modular_pipeline import (
     resolve_canvas_size,
 )
 from diffusers.modular_pipelines.minimax_h3.references import MiniMaxH3Reference
-from PIL import Image, ImageOps
 from sojourn.inference.errors import FieldViolation
-from sojourn.inference.families.family import Family, Medium, Schedule
+from sojourn.inference.families.family import Family, Medium, Schedule, UsualRequest
+from sojourn.inference.offload.activations import Workload
 from sojourn.inference.requests import Clip, Defaults, GenerationRequest, Limits, Workflow
 from sojourn.inference.watch import Stage
 
@@ -159,26 +157,24 @@ def _is_within_ratio(width: int, height: int) -> bool:
     return MINIMAX_H3_MIN_ASPECT_RATIO <= width / height <= MINIMAX_H3_MAX_ASPECT_RATIO
 
 
-def _decode_reference(kind: str, content: bytes) -> MiniMaxH3Reference:
-    """Decodes as the stock classes do from a file; pictures upright and RGB."""
-    if kind == "image":
-        return MiniMaxH3ImageReference(image=_decode_image(content))
-    reference_class = {"video": MiniMaxH3VideoReference, "audio": MiniMaxH3AudioReference}[kind]
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(content)
-        file.flush()
-        try:
-            return reference_class.from_file(file.name)
-        except (av.error.FFmpegError, IndexError, RuntimeError, ValueError) as error:
-            raise ValueError(f"these bytes are no {kind} that can be decoded") from error
+def _reference(kind: str, medium: Any) -> MiniMaxH3Reference:
+    """Wraps a decoded medium in diffusers' reference of its kind."""
+    if kind == "video":
+        return MiniMaxH3VideoReference(
+            frames=medium.frames,
+            fps=medium.frames_per_second,
+            audio=None if medium.audio is None else torch.from_numpy(medium.audio),
+            sample_rate=medium.sample_rate,
+        )
+    if kind == "audio":
+        return MiniMaxH3AudioReference(audio=torch.from_numpy(medium.samples), sample_rate=medium.sample_rate)
+    return MiniMaxH3ImageReference(image=medium)
 
 
-def _decode_image(content: bytes) -> Image.Image:
-    try:
-        with Image.open(io.BytesIO(content)) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"these bytes are no picture that can be decoded: {error}") from error
+def _workload(values: Mapping[str, Any]) -> Workload:
+    """A clip of the default length on the model's own largest canvas."""
+    pixels = values.get("canvas_max_pixels")
+    return Workload(pixels=pixels) if isinstance(pixels, int) and pixels > 0 else Workload()
 
 
 def _schedule(stock: Any, request: GenerationRequest) -> Schedule:
@@ -188,7 +184,7 @@ def _schedule(stock: Any, request: GenerationRequest) -> Schedule:
     audio_scheduler.set_shift(request.audio_flow_shift)
     scheduler.set_timesteps(request.steps)  # equal grid points after the shift are collapsed: count, do not compute
     return Schedule(
-        schedulers={"scheduler": scheduler, "audio_scheduler": audio_scheduler},
+        own={"scheduler": scheduler, "audio_scheduler": audio_scheduler},
         evaluations=len(scheduler.timesteps),
     )
 
@@ -223,6 +219,7 @@ MINIMAX_H3 = Family(
     name="minimax-h3",
     pipeline_class="MiniMaxH3ModularPipeline",
     blocks_class="MiniMaxH3Blocks",
+    workflows={workflow: workflow.value for workflow in Workflow},
     stages={
         "before_encode": Stage.PREPARE,
         "text_encoder": Stage.TEXT_ENCODE,
@@ -242,7 +239,9 @@ MINIMAX_H3 = Family(
     count_tokens=_count_tokens,
     media_of=_media_of,
     violations=_violations,
-    decode_reference=_decode_reference,
+    # The schedule's 50 points are 49 evaluations.
+    usual=UsualRequest(workload=_workload, passes=_DEFAULT_STEPS - 1),
+    reference=_reference,
     schedule=_schedule,
     inputs=_inputs,
     clip=_clip,

@@ -2,11 +2,12 @@
 
 from sojourn.inference.errors import ModelError
 from sojourn.inference.families.family import Family
+from sojourn.inference.families.helios import HELIOS
 from sojourn.inference.families.minimax_h3 import MINIMAX_H3
 from sojourn.inference.loading import errors
 from sojourn.inference.loading.folder import INDEX_NAME, ModelFolder
 
-FAMILIES = (MINIMAX_H3,)
+FAMILIES = (MINIMAX_H3, *HELIOS)
 
 
 def family_of(folder: ModelFolder) -> Family:
@@ -16,7 +17,7 @@ def family_of(folder: ModelFolder) -> Family:
         ModelError: No family has that class.
     """
     for family in FAMILIES:
-        if family.pipeline_class == folder.pipeline_class:
+        if family.owns(folder.pipeline_class, folder.values):
             return family
     served = ", ".join(family.pipeline_class for family in FAMILIES)
     raise ModelError(

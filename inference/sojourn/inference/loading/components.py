@@ -21,6 +21,7 @@ from sojourn.inference.loading import errors
 from sojourn.inference.loading.errors import WeightsError
 from sojourn.inference.loading.folder import ComponentFolder, ComponentKind
 from sojourn.inference.loading.mapping import TORCH_DTYPES, MappedFile
+from sojourn.inference.loading.precision import kept_in_float32
 from sojourn.inference.loading.processor import build_processor
 from sojourn.inference.loading.safetensors_file import TensorInfo
 
@@ -106,7 +107,8 @@ def _build_model(
     _check_names(folder, wanted, places, tied)
     for name, file in places.items():
         _check_tensor(file, name, wanted[name])
-    dtypes = {name: _wanted_dtype(model, name, wanted[name], dtype) for name in places}
+    kept = kept_in_float32(folder.library, model)
+    dtypes = {name: _wanted_dtype(kept, name, wanted[name], dtype) for name in places}
     left_out = leave_out(model, dtypes.__getitem__) if leave_out else frozenset()
     for name, file in places.items():
         if name not in left_out:
@@ -236,12 +238,11 @@ def _dtypes_agree(info: TensorInfo, wanted: torch.dtype) -> bool:
     return TORCH_DTYPES.get(info.dtype) is wanted
 
 
-def _wanted_dtype(model: torch.nn.Module, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of one tensor by the rule of diffusers' loader: float32 below a module that the class keeps so."""
+def _wanted_dtype(kept: frozenset[str], name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of one tensor: float32 below a module that is kept so."""
     if not tensor.dtype.is_floating_point:
         return tensor.dtype
-    kept = getattr(model, "_keep_in_fp32_modules", None) or ()
-    return torch.float32 if set(kept) & set(name.split(".")) else dtype
+    return torch.float32 if kept & set(name.split(".")) else dtype
 
 
 def _put(model: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:

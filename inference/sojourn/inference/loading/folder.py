@@ -1,4 +1,4 @@
-"""A diffusers modular folder on disk, as its own files tell it, without importing torch or diffusers.
+"""A diffusers folder on disk, as its own files tell it, without importing torch or diffusers.
 
 Everything is local: what the index names is looked for inside the folder and nowhere else, and nothing is downloaded.
 """
@@ -16,6 +16,8 @@ from sojourn.inference.loading.errors import WeightsError
 from sojourn.inference.loading.safetensors_file import SafetensorsFile, TensorInfo, read_safetensors
 
 INDEX_NAME = "modular_model_index.json"
+# The index of folders that are not modular: a component is its library and class, and lies under its name.
+CLASSIC_INDEX_NAME = "model_index.json"
 # What diffusers and transformers save a component's weights as.
 _WEIGHT_STEMS = ("diffusion_pytorch_model", "model")
 _PICKLE_NAMES = ("diffusion_pytorch_model.bin", "pytorch_model.bin")
@@ -26,6 +28,7 @@ class ComponentKind(StrEnum):
 
     MODEL = "model"
     SCHEDULER = "scheduler"
+    GUIDER = "guider"
     TOKENIZER = "tokenizer"
     PROCESSOR = "processor"
 
@@ -33,11 +36,16 @@ class ComponentKind(StrEnum):
 # Which suffix of a class name makes which kind; everything else holds weights.
 _KIND_BY_SUFFIX = {
     "Scheduler": ComponentKind.SCHEDULER,
+    "Guidance": ComponentKind.GUIDER,
     "Tokenizer": ComponentKind.TOKENIZER,
     "TokenizerFast": ComponentKind.TOKENIZER,
     "Processor": ComponentKind.PROCESSOR,
 }
-_CONFIG_NAMES = {ComponentKind.MODEL: "config.json", ComponentKind.SCHEDULER: "scheduler_config.json"}
+_CONFIG_NAMES = {
+    ComponentKind.MODEL: "config.json",
+    ComponentKind.SCHEDULER: "scheduler_config.json",
+    ComponentKind.GUIDER: "guider_config.json",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +100,7 @@ def read_folder(path: Path) -> ModelFolder:
     Raises:
         ModelError: Something is missing or not as it should be; the reason says what.
     """
-    index_path = path / INDEX_NAME
-    index = _read_json(index_path, missing=errors.INDEX_MISSING, invalid=errors.INDEX_INVALID)
+    index_path, index = _read_index(path)
     pipeline_class = index.get("_class_name")
     if not isinstance(pipeline_class, str):
         raise ModelError(errors.INDEX_INVALID, index_path, f"_class_name is {pipeline_class!r}, not a class name")
@@ -108,6 +115,22 @@ def read_folder(path: Path) -> ModelFolder:
         else:
             components[name] = _read_component(index_path, name, entry, folder)
     return ModelFolder(path=path, pipeline_class=pipeline_class, values=values, components=components, absent=absent)
+
+
+def _read_index(path: Path) -> tuple[Path, dict[str, Any]]:
+    """Returns the index that there is, the modular one first, with its components as the modular one has them."""
+    classic = path / CLASSIC_INDEX_NAME
+    if (path / INDEX_NAME).exists() or not classic.exists():
+        modular = path / INDEX_NAME
+        return modular, _read_json(modular, missing=errors.INDEX_MISSING, invalid=errors.INDEX_INVALID)
+    index = _read_json(classic, missing=errors.INDEX_MISSING, invalid=errors.INDEX_INVALID)
+    return classic, {name: _as_modular(name, entry) for name, entry in index.items()}
+
+
+def _as_modular(name: str, entry: Any) -> Any:
+    if isinstance(entry, list) and len(entry) == 2 and all(part is None or isinstance(part, str) for part in entry):
+        return [*entry, {"subfolder": name if None not in entry else ""}]
+    return entry
 
 
 def _read_json(path: Path, *, missing: str, invalid: str) -> dict[str, Any]:

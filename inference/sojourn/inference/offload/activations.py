@@ -26,16 +26,18 @@ class Workload:
 
     Attributes:
         pixels: Width × height.
-        frames: Frames of a clip.
+        frames: Frames that a step works on.
+        density: Rows for each pixel and frame, in units of MiniMax-H3's.
     """
 
     pixels: int = 1344 * 768
     frames: int = 124
+    density: int = 1
 
     @property
     def units(self) -> int:
         """What rows are proportional to."""
-        return self.pixels * self.frames
+        return self.pixels * self.frames * self.density
 
 
 def activation_bytes(workload: Workload, *, hidden_size: int) -> int:

@@ -10,8 +10,9 @@ import torch
 from sojourn.inference.offload.adviser import Adviser, PageAdvice
 from sojourn.inference.offload.budget import PinLedger
 from sojourn.inference.offload.courier import Courier
+from sojourn.inference.offload.direct import DirectFiles, DirectReader
 from sojourn.inference.offload.hosting import HostingPlan, HostTier, LayerBytes, plan_hosting
-from sojourn.inference.offload.integrity import MappedFiles
+from sojourn.inference.offload.integrity import MappedFiles, hook_checks
 from sojourn.inference.offload.mapped import is_file_backed, mapped_spans
 from sojourn.inference.offload.observer import Observer, silent
 from sojourn.inference.offload.pages import PageWindow, find_pieces, hook_pages
@@ -23,10 +24,10 @@ from sojourn.inference.offload.settings import (
     resident_layers,
     streamed_layers,
 )
-from sojourn.inference.offload.spans import size_of, whole_pages
+from sojourn.inference.offload.spans import all_pages, whole_pages, without
 from sojourn.inference.offload.stack import LayerStack, find_layers, stack_layers
 from sojourn.inference.offload.stores import Pinner, Store, mapped_store, pageable_store
-from sojourn.inference.offload.strategies import Copied, Paged
+from sojourn.inference.offload.strategies import Copied, Paged, Resident
 from sojourn.inference.offload.streams import Streams
 from sojourn.inference.offload.window import LayerWindow, hook
 from sojourn.residencyd.kernel.advice import populate_read
@@ -41,12 +42,32 @@ def own_mappings() -> Lookup:
     return MapsTable(read_maps(os.getpid()))
 
 
+def resident(component: nn.Module) -> Resident:
+    """A component that stays where it is; if that is on mapped files, they are watched.
+
+    Args:
+        component: Its module.
+    """
+    mappings = own_mappings()
+    spans = mapped_spans(list(component.parameters()), mappings)
+    if not spans:
+        return Resident()
+    files = MappedFiles(spans, mappings)
+    return Resident(files=files, undo=hook_checks(_watched(component), files.check))
+
+
+def _watched(component: nn.Module) -> tuple[nn.Module, ...]:
+    """What looks at its files before it computes: every layer, or the component's children where nothing repeats."""
+    return find_layers(component) or tuple(component.children())
+
+
 def paged(
     name: str,
     component: nn.Module,
     *,
     settings: OffloadSettings,
     layerwise: bool,
+    cold_advice: bool = True,
     reader: RoomReader | None = None,
     advice: PageAdvice | None = None,
     observer: Observer = silent,
@@ -59,6 +80,7 @@ def paged(
         component: Its module, on the CPU or on a device that shares its memory.
         settings: Policy and prefetch; a count of resident layers has no meaning where room decides.
         layerwise: Whether to give advice within a pass; else at the ends of a use only.
+        cold_advice: Whether to give advice at the end of a use.
         reader: Measures room.
         advice: The kernel calls.
         observer: Told of everything.
@@ -74,10 +96,13 @@ def paged(
         files=MappedFiles(spans, mappings),
         adviser=adviser,
         fetch_whole=not layerwise,
+        cold_advice=cold_advice,
         advice=advice,
         observer=observer,
         warn=warn,
     )
+    unhook = hook_checks(_watched(component), strategy.files.check)
+    strategy.undo = unhook
     if layerwise:
         measure = reader or RoomReader(os.getpid())
         layers = find_layers(component)
@@ -89,14 +114,21 @@ def paged(
             adviser=adviser,
             resident=measure.resident_bytes,
             policy=settings.policy,
-            fixed_bytes=size_of(spans) - sum(piece.size_bytes for piece in pieces),
+            rest=without(all_pages(mapped_spans(parameters, mappings)), [s for piece in pieces for s in piece.spans]),
             anonymous=measure.anonymous_bytes,
             advice=advice,
+            direct=lambda: DirectReader(DirectFiles(window.spans, mappings), watch=window.look),
             observer=observer,
             warn=warn,
         )
         strategy.window = window
-        strategy.undo = hook_pages(component, layers, window, check=strategy.files.check)
+        unpage = hook_pages(component, layers, window, check=strategy.files.check)
+
+        def undo() -> None:
+            unhook()
+            unpage()
+
+        strategy.undo = undo
     return strategy
 
 

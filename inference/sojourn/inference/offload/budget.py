@@ -27,11 +27,13 @@ class HostMemory:
         available_bytes: The least of MemAvailable and the room of every cgroup from the leaf to the root.
         shares_device: Whether the device computes in this same memory (the CPU itself, or an integrated GPU).
         limited: Whether a cgroup sets a limit at all.
+        pinning: Whether anything may be locked.
     """
 
     available_bytes: int
     shares_device: bool
     limited: bool = False
+    pinning: bool = True
 
     @property
     def reserve_bytes(self) -> int:
@@ -41,7 +43,7 @@ class HostMemory:
     @property
     def pin_budget_bytes(self) -> int:
         """What may be locked: nothing where a lock would only take memory from the device itself."""
-        return 0 if self.shares_device else max(0, self.available_bytes - self.reserve_bytes)
+        return 0 if self.shares_device or not self.pinning else max(0, self.available_bytes - self.reserve_bytes)
 
     def copies_fit(self, size_bytes: int) -> bool:
         """Whether new anonymous memory of this size leaves the copy reserve free; nothing always fits."""

@@ -6,11 +6,13 @@ the conversion is a copy.
 
 import importlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sojourn.inference.families.projections import is_projection
 from sojourn.inference.loading.folder import ComponentFolder, ComponentKind, ModelFolder
+from sojourn.inference.loading.precision import kept_in_float32
 from sojourn.inference.loading.safetensors_file import DTYPE_BITS, TensorInfo
 
 _FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
@@ -109,7 +111,7 @@ def component_weights(folder: ComponentFolder, *, precision: str) -> ComponentWe
         layer_projections=tuple(projections.get(key, Bytes()) for key in order),
         rest_projections=projections.get(None, Bytes()),
         projection_outputs=outputs,
-        hidden_size=int(folder.config.get("hidden_size") or 0),
+        hidden_size=width_of(folder.config),
     )
 
 
@@ -149,10 +151,18 @@ def _loaded(tensor: TensorInfo, wanted: str) -> Bytes:
     return Bytes(converted=tensor.elements * DTYPE_BITS[wanted] // 8)
 
 
-def _kept_in_float32(folder: ComponentFolder) -> set[str]:
+def _kept_in_float32(folder: ComponentFolder) -> frozenset[str]:
     """Names of modules that the class keeps in float32 whatever the precision."""
     try:
         found = getattr(importlib.import_module(folder.library), folder.class_name, None)
     except ImportError:
-        return set()
-    return set(getattr(found, "_keep_in_fp32_modules", None) or ())
+        return frozenset()
+    return kept_in_float32(folder.library, found)
+
+
+def width_of(config: Mapping[str, Any]) -> int:
+    """Width of a model's activations, by its configuration: as it says, or as its heads come to; 0 of others."""
+    heads, head = config.get("num_attention_heads"), config.get("attention_head_dim")
+    product = heads * head if isinstance(heads, int) and isinstance(head, int) else 0
+    found = config.get("hidden_size", product)
+    return found if isinstance(found, int) else 0

@@ -3,14 +3,15 @@
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from sojourn.inference.loading.components import Component
 from sojourn.inference.offload.activations import Workload, activation_bytes, headroom_bytes
-from sojourn.inference.offload.assemble import copied, own_mappings, paged
+from sojourn.inference.offload.assemble import copied, own_mappings, paged, resident
 from sojourn.inference.offload.budget import HostMemory, PinLedger
+from sojourn.inference.offload.headers import width_of
 from sojourn.inference.offload.lifecycle import LifeCycle, Situation
 from sojourn.inference.offload.memory_plan import MemoryPlan
 from sojourn.inference.offload.observer import Observer, silent
@@ -20,7 +21,7 @@ from sojourn.inference.offload.plan_report import tell
 from sojourn.inference.offload.planning import shares_host_memory
 from sojourn.inference.offload.room import RoomReader
 from sojourn.inference.offload.settings import Mode, OffloadSettings
-from sojourn.inference.offload.strategies import Copied, Resident, Strategy
+from sojourn.inference.offload.strategies import Copied, Paged, Strategy
 from sojourn.inference.offload.streams import CudaStreams, Streams
 from sojourn.inference.residency.component_map import ComponentMapPublisher, PublishedComponent
 from sojourn.inference.residency.report import Residency, log_loaded, log_settled, residency_of
@@ -112,11 +113,10 @@ def install(
         observer: Told of everything.
     """
     measure = reader or RoomReader(os.getpid())
-    workload = options.workload or Workload()
     strategies = _strategies(
         components, plan, options, device=device, devices=devices, reader=measure, observer=observer
     )
-    needs = _Needs(strategies, components, workload, measure, shared=plan.machine.shared_device)
+    needs = _Needs(strategies, components, options, measure, shared=plan.machine.shared_device)
     publisher = None
     if options.component_map is not None:
         publisher = ComponentMapPublisher(
@@ -147,6 +147,8 @@ def log_component(part: Component) -> None:
 
 def hosted_tensors(strategy: Strategy | None) -> list[torch.Tensor]:
     """What offload itself keeps of a component, on the host and on the device."""
+    if isinstance(strategy, Paged) and strategy.window is not None:
+        return strategy.window.buffers()
     if not isinstance(strategy, Copied):
         return []
     return [*strategy.window.host_tensors(), *strategy.window.device_tensors()]
@@ -164,15 +166,15 @@ def _strategies(
 ) -> dict[str, Strategy]:
     by_name = {part.name: part for part in plan.components}
     copies = plan.machine.device_bytes is not None or plan.machine.shared_device
-    ledger = _ledger(plan, reader, observer) if copies else None
+    ledger = _ledger(plan, options, reader, observer) if copies else None
     strategies: dict[str, Strategy] = {}
     for name, part in components.items():
         if name not in by_name:
             continue
         mode = by_name[name].mode
-        settings = options.settings.get(name, OffloadSettings())
+        settings = options.settings.of(name)
         if mode is Mode.RESIDENT:
-            strategies[name] = Resident()
+            strategies[name] = resident(part.value)
         elif ledger is not None:
             own = devices or Devices.cuda(device)
             strategies[name] = copied(
@@ -182,24 +184,22 @@ def _strategies(
             )  # fmt: skip
         else:
             strategies[name] = paged(
-                name, part.value, settings=settings, layerwise=mode is Mode.LAYERWISE, reader=reader,
-                observer=observer, warn=log.warning,
+                name, part.value, settings=settings, layerwise=mode is Mode.LAYERWISE,
+                cold_advice=options.cold_advice, reader=reader, observer=observer, warn=log.warning,
             )  # fmt: skip
     return strategies
 
 
 def _with_residents(settings: OffloadSettings, resident: int) -> OffloadSettings:
     """The plan's own number of resident layers in place of a share."""
-    return OffloadSettings(
-        mode=settings.mode, prefetch=settings.prefetch, resident=float(resident), policy=settings.policy
-    )
+    return replace(settings, resident=float(resident))
 
 
-def _ledger(plan: MemoryPlan, reader: RoomReader, observer: Observer) -> PinLedger:
+def _ledger(plan: MemoryPlan, options: OffloadOptions, reader: RoomReader, observer: Observer) -> PinLedger:
     def available() -> int:
         return min(plan.machine.host_bytes, reader.read(()).available_bytes)
 
-    memory = HostMemory(available_bytes=available(), shares_device=plan.machine.shared_device)
+    memory = HostMemory(available_bytes=available(), shares_device=plan.machine.shared_device, pinning=options.pinning)
     return PinLedger(memory, available_now=available, observer=observer)
 
 
@@ -210,14 +210,15 @@ class _Needs:
         self,
         strategies: Mapping[str, Strategy],
         components: Mapping[str, Component],
-        workload: Workload,
+        options: OffloadOptions,
         reader: RoomReader,
         *,
         shared: bool,
     ) -> None:
         self._strategies = strategies
         self._components = components
-        self._workload = workload
+        self._workload = options.workload or Workload()
+        self._headroom_bytes = options.next_stage_headroom_bytes
         self._reader = reader
         self._shared = shared
 
@@ -236,21 +237,29 @@ class _Needs:
         return sum(span.size_bytes for name in names for span in self._strategies[name].host_spans())
 
     def _growth(self, names: frozenset[str]) -> int:
-        """Activations; on a device that shares host memory its allocator's margin too."""
+        """What was asked for; else activations, on a device that shares host memory its allocator's margin too.
+
+        A decoder tells no width. It is taken to be made to the measure of the model: a model with a narrow transformer
+        does not decode as the measured one does.
+        """
         if not names:
             return 0
-        width = max(_width(self._components[name].value) for name in names)
+        if self._headroom_bytes is not None:
+            return self._headroom_bytes
+        widths = {name: _width(part.value) for name, part in self._components.items()}
+        width = max(widths[name] for name in names) or max(widths.values())
         estimate = headroom_bytes if self._shared else activation_bytes
         return estimate(self._workload, hidden_size=width)
 
 
 def _width(component: object) -> int:
     config = getattr(component, "config", None)
-    found = getattr(config, "hidden_size", 0)
-    return found if isinstance(found, int) else 0
+    return width_of(config if isinstance(config, Mapping) else {"hidden_size": getattr(config, "hidden_size", 0)})
 
 
 def _published(part: Component, strategy: Strategy | None) -> PublishedComponent:
+    if isinstance(strategy, Paged) and strategy.window is not None:
+        return PublishedComponent(name=part.name, value=part.value, hosted=strategy.window.buffers)
     if not isinstance(strategy, Copied):
         return PublishedComponent(name=part.name, value=part.value)
     window = strategy.window

@@ -21,6 +21,7 @@ from sojourn.inference.offload.hosting import HostTier, LayerBytes, plan_hosting
 from sojourn.inference.offload.settings import (
     Mode,
     OffloadSettings,
+    Selection,
     prefetch_layers,
     resident_layers,
     streamed_layers,
@@ -199,22 +200,24 @@ class Demand:
     Attributes:
         weights: Of every component.
         stages: Name of each stage with the names of its components, in order.
-        settings: By component; those that are missing are `auto`.
+        settings: Of all components and of single ones.
         caches: Plan caches by component.
         uses: How often a request runs a component, by name; 1 for those that are missing.
         workload: The largest request.
+        pinning: Whether host memory may be locked.
     """
 
     weights: Sequence[ComponentWeights]
     stages: Sequence[tuple[str, frozenset[str]]]
-    settings: Mapping[str, OffloadSettings] = field(default_factory=dict)
+    settings: Selection = field(default_factory=Selection)
     caches: Mapping[str, CacheSize] = field(default_factory=dict)
     uses: Mapping[str, int] = field(default_factory=dict)
     workload: Workload = field(default_factory=Workload)
+    pinning: bool = True
 
     def setting(self, name: str) -> OffloadSettings:
         """Of a component."""
-        return self.settings.get(name, OffloadSettings())
+        return self.settings.of(name)
 
     def activation_bytes(self, stage: frozenset[str]) -> int:
         """What a stage with these components takes besides weights."""
@@ -310,6 +313,7 @@ def _plan_discrete(demand: Demand, machine: Machine) -> MemoryPlan:
         if _device_peak(demand, modes, residents) <= machine.device_bytes:
             break
         modes[name] = Mode.LAYERWISE
+    for name in _in_order_of_filling(demand, modes):
         residents[name] = _most_residents(demand, modes, residents, name, machine.device_bytes)
     plans = _hosted(demand, _draw(demand, modes, residents), machine)
     needs = _device_needs(demand, plans)
@@ -340,12 +344,18 @@ def _in_order_of_streaming(demand: Demand) -> list[str]:
     return [part.name for part in sorted(free, key=lambda part: -part.total.total)]
 
 
+def _in_order_of_filling(demand: Demand, modes: Mapping[str, Mode]) -> list[str]:
+    """Components that stream, with as many resident layers as fit."""
+    free = [p for p in demand.weights if modes[p.name] is Mode.LAYERWISE and demand.setting(p.name).resident is None]
+    return [part.name for part in sorted(free, key=lambda part: -part.total.total)]
+
+
 def _most_residents(
     demand: Demand, modes: Mapping[str, Mode], residents: Mapping[str, int], name: str, budget_bytes: int
 ) -> int:
     """The most layers of a component that can stay on the device; 0 if even that is too many."""
     part = next(part for part in demand.weights if part.name == name)
-    for count in range(len(part.layers) - 1, 0, -1):
+    for count in range(len(part.layers), 0, -1):
         if _device_peak(demand, modes, {**residents, name: count}) <= budget_bytes:
             return count
     return 0
@@ -388,7 +398,9 @@ def _discrete_component(demand: Demand, part: ComponentWeights, mode: Mode, resi
 
 def _hosted(demand: Demand, plans: Sequence[ComponentPlan], machine: Machine) -> tuple[ComponentPlan, ...]:
     """Gives everything that leaves the device a place on the host, the component that pays most for pins first."""
-    memory = HostMemory(available_bytes=max(0, machine.host_bytes - RUNTIME_BYTES), shares_device=False)
+    memory = HostMemory(
+        available_bytes=max(0, machine.host_bytes - RUNTIME_BYTES), shares_device=False, pinning=demand.pinning
+    )
     budget = memory.pin_budget_bytes
     by_name = {part.name: part for part in demand.weights}
     done: dict[str, ComponentPlan] = {}

@@ -12,6 +12,7 @@ class Fallback(StrEnum):
     """Fast paths that can be given up; the values are those of the metric label `reason`."""
 
     PREFETCH = "prefetch"
+    DIRECT = "direct"
     PIN = "pin"
     REGISTER = "register"
 
@@ -38,8 +39,14 @@ class Observer(Protocol):
     def waited(self, *, component: str, seconds: float) -> None:
         """The computation stood still for weights."""
 
+    def streams(self, *, component: str, size_bytes: int) -> None:
+        """Each pass over a component means to read so much from storage again."""
+
     def copied(self, *, component: str, size_bytes: int) -> None:
         """Weights went from the host to the device."""
+
+    def read_directly(self, *, component: str, size_bytes: int) -> None:
+        """Weights were read around the page cache for one use."""
 
     def fell_back(self, *, reason: Fallback) -> None:
         """A fast path was given up."""
@@ -72,7 +79,13 @@ class Silent:
     def waited(self, *, component: str, seconds: float) -> None:
         """Ignored."""
 
+    def streams(self, *, component: str, size_bytes: int) -> None:
+        """Ignored."""
+
     def copied(self, *, component: str, size_bytes: int) -> None:
+        """Ignored."""
+
+    def read_directly(self, *, component: str, size_bytes: int) -> None:
         """Ignored."""
 
     def fell_back(self, *, reason: Fallback) -> None:

@@ -6,13 +6,10 @@ from dataclasses import dataclass, field
 
 from sojourn.inference.offload.activations import Workload
 from sojourn.inference.offload.memory_plan import CacheSize
-from sojourn.inference.offload.settings import OffloadSettings
+from sojourn.inference.offload.settings import Selection
 
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30,
           "Ti": 1 << 40}  # fmt: skip
-
-# What the denoising loop does a request where nobody says: the stock pipeline's 50 points are 49 evaluations.
-DEFAULT_STEPS = 49
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,20 +19,27 @@ class OffloadOptions:
     Attributes:
         device_memory_bytes: What the model may take of the device; None for what is free.
         host_memory_bytes: What it may take of the host; None for what is available.
-        settings: By component name; those that are missing are `auto`.
+        settings: Of all components and of single ones.
         caches: Plan caches by component name; those that are missing have none.
-        workload: The largest request; None for the model's own largest canvas.
-        steps: Evaluations of the transformer that a request makes.
+        workload: The largest request; None for the family's.
+        passes: Passes through the transformer that a request makes; None for the family's usual number.
         component_map: Where to publish the component map; None to publish none.
+        pinning: Whether streamed weights may be locked in host memory, as far as the budget goes.
+        cold_advice: Whether the kernel is told which mapped weights it may take back when a stage ends.
+        next_stage_headroom_bytes: Host memory to keep free for the next stage besides its weights; None for an
+            estimate of what it allocates.
     """
 
     device_memory_bytes: int | None = None
     host_memory_bytes: int | None = None
-    settings: Mapping[str, OffloadSettings] = field(default_factory=dict)
+    settings: Selection = field(default_factory=Selection)
     caches: Mapping[str, CacheSize] = field(default_factory=dict)
     workload: Workload | None = None
-    steps: int = DEFAULT_STEPS
+    passes: int | None = None
     component_map: str | None = None
+    pinning: bool = True
+    cold_advice: bool = True
+    next_stage_headroom_bytes: int | None = None
 
 
 def parse_size(text: str) -> int:

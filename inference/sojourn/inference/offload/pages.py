@@ -6,15 +6,21 @@ spread over it; the others are paged out right behind their use, before the kern
 read ahead of it. Measured on 3072 MiB under a cap of 2048 MiB: LRU re-reads 3072 MiB a pass, this the 1536 MiB that
 do not fit (MADV_COLD in place of MADV_PAGEOUT changes nothing).
 
-Room is measured before every pass, so what is kept follows a cap that moves. Weights are only ever read from the
-mapping: advice can make a pass slow, never wrong.
+What streams is read around the page cache where the file system allows it (see `direct`), and else through it: brought
+in before its use and paged out behind it.
+
+Room is measured before every pass, so what is kept follows a cap that moves. The mapping is there all the time: advice
+can make a pass slow, never wrong.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+import torch
+from sojourn.inference.errors import ModelError
 from sojourn.inference.offload.adviser import Adviser, Job, PageAdvice
+from sojourn.inference.offload.direct import DirectReader, Landing, Placement, place
 from sojourn.inference.offload.mapped import mapped_spans
 from sojourn.inference.offload.observer import Fallback, Observer, silent
 from sojourn.inference.offload.order import CallOrder
@@ -45,10 +51,12 @@ class Piece:
     Attributes:
         module: Whose forward uses them.
         spans: Whole pages of its own weights, in order of address.
+        weights: Those weights by where they lie, to the byte.
     """
 
     module: nn.Module
     spans: tuple[Span, ...]
+    weights: Mapping[Span, nn.Parameter] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:
@@ -69,12 +77,19 @@ def find_pieces(layers: Sequence[nn.Module], mappings: Lookup, *, min_bytes: int
     pieces, taken = [], set[int]()
     for layer in layers:
         for module in layer.modules():
-            own = [p for p in module.parameters(recurse=False) if p.data_ptr() not in taken]
+            own = [p for p in module.parameters(recurse=False) if p.data_ptr() not in taken and _is_dense(p)]
             taken.update(p.data_ptr() for p in own)
-            spans = whole_pages(mapped_spans(own, mappings))
+            weights = {span: p for p in own for span in mapped_spans([p], mappings)}
+            spans = whole_pages(weights)
             if size_of(spans) >= min_bytes:
-                pieces.append(Piece(module=module, spans=spans))
+                pieces.append(Piece(module=module, spans=spans, weights=weights))
     return pieces
+
+
+def _is_dense(parameter: torch.Tensor) -> bool:
+    """Whether the elements fill their range without holes, in whatever order."""
+    reach = sum((size - 1) * stride for size, stride in zip(parameter.size(), parameter.stride(), strict=True))
+    return parameter.numel() > 0 and reach + 1 == parameter.numel()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +119,7 @@ def plan_pass(
     room_bytes: int,
     read_ahead_bytes: int,
     policy: ResidentPolicy = ResidentPolicy.STRIDED,
+    buffered: bool = False,
 ) -> PassPlan:
     """Keeps as many bytes as leave room for the window; everything if everything fits.
 
@@ -117,14 +133,19 @@ def plan_pass(
         room_bytes: What may be in memory of these pieces.
         read_ahead_bytes: On its way besides the piece in use.
         policy: Which ones are kept.
+        buffered: Whether what streams goes into buffers of one size.
     """
+
+    def window(largest: int) -> int:
+        return buffers(largest, read_ahead_bytes) * largest if buffered else read_ahead_bytes + largest
+
     sizes = [size_of(spans) for spans in pieces]
     total = sum(sizes)
     if total <= room_bytes:
         return PassPlan(kept_bytes=total, streamed=((),) * len(pieces))
     used = list(dict.fromkeys(order))
     unused = [i for i in range(len(pieces)) if i not in set(used)]
-    largest, excess = _cut_off(sizes, room_bytes - read_ahead_bytes, policy)
+    largest, excess = _cut_off(sizes, lambda largest: total - max(0, room_bytes - window(largest)), policy)
     eligible = [i for i in used if sizes[i] <= largest]
     streamed: list[tuple[Span, ...]] = [()] * len(pieces)
     left = excess
@@ -137,19 +158,28 @@ def plan_pass(
     return PassPlan(
         kept_bytes=total - sum(map(size_of, streamed)),
         streamed=tuple(streamed),
-        window_bytes=read_ahead_bytes + largest,
+        window_bytes=window(largest),
     )
 
 
-def _cut_off(sizes: Sequence[int], room_bytes: int, policy: ResidentPolicy) -> tuple[int, int]:
-    """The largest piece that may stream, and how many bytes then have to: the fewest bytes that suffice."""
-    total = sum(sizes)
+def buffers(largest_bytes: int, read_ahead_bytes: int) -> int:
+    """How many buffers it takes: one for the module that computes, and as many as the read-ahead fills, but one."""
+    return 1 + max(1, read_ahead_bytes // max(1, largest_bytes))
+
+
+def _cut_off(sizes: Sequence[int], excess: Callable[[int], int], policy: ResidentPolicy) -> tuple[int, int]:
+    """The largest piece that may stream, and how many bytes then have to: the fewest bytes that suffice.
+
+    Args:
+        sizes: Of the pieces.
+        excess: Bytes that have to stream if the largest piece that does has so many.
+        policy: Which ones are kept.
+    """
     if policy is ResidentPolicy.STRIDED:
         for largest in sorted(set(sizes)):
-            excess = total - max(0, room_bytes - largest)
-            if excess <= sum(size for size in sizes if size <= largest):
-                return largest, excess
-    return max(sizes), total - max(0, room_bytes - max(sizes))
+            if excess(largest) <= sum(size for size in sizes if size <= largest):
+                return largest, excess(largest)
+    return max(sizes), excess(max(sizes))
 
 
 def _victims(order: Sequence[int], sizes: Sequence[int], excess_bytes: int, policy: ResidentPolicy) -> Iterator[int]:
@@ -169,6 +199,14 @@ def _victims(order: Sequence[int], sizes: Sequence[int], excess_bytes: int, poli
     yield from passed_over
 
 
+@dataclass(frozen=True)
+class _Ahead:
+    """A piece on its way: pages that are being brought in, and a buffer that is being filled."""
+
+    pages: Job | None
+    landing: Landing | None
+
+
 class PageWindow:
     """Gives page advice around the modules of a component. All methods are called from threads that compute.
 
@@ -178,11 +216,13 @@ class PageWindow:
         room: Measures what may be in memory, given the spans of all pieces.
         adviser: Carries the advice out.
         policy: Which pieces stay.
-        fixed_bytes: Mapped weights of the component that are no pieces: every pass uses them, they stay.
+        rest: Whole pages of mapped weights that are in no piece's spans: small ones, and the ends of large ones. Every
+            pass uses them, they stay.
         anonymous: Reads what the process has allocated, to learn what a pass takes.
         read_ahead_bytes: On their way ahead of the module that runs.
         resident: Counts the bytes of spans that are in memory, to verify what was paged out.
         advice: The kernel calls.
+        direct: Opens the way around the page cache; None if there is none.
         observer: Told of page-outs and waits.
         warn: Called with a text at the first failure.
     """
@@ -196,10 +236,11 @@ class PageWindow:
         adviser: Adviser,
         resident: Callable[[Sequence[Span]], int],
         policy: ResidentPolicy = ResidentPolicy.STRIDED,
-        fixed_bytes: int = 0,
+        rest: Sequence[Span] = (),
         anonymous: Callable[[], int] = lambda: 0,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
         advice: PageAdvice | None = None,
+        direct: Callable[[], DirectReader] | None = None,
         observer: Observer = silent,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -213,14 +254,19 @@ class PageWindow:
         self._adviser = adviser
         self._resident = resident
         self._policy = policy
-        self._fixed_bytes = fixed_bytes
+        self.rest = tuple(rest)
         self._anonymous = anonymous
         self._read_ahead_bytes = read_ahead_bytes
         self._advice = advice or PageAdvice()
+        self._open_direct = direct
+        self._direct: DirectReader | None = None
+        self._placements: dict[int, Placement] = {}
+        self._placed_for: PassPlan | None = None
+        self._in_use: dict[int, Landing] = {}
         self._observer = observer
         self._warn = warn
         self._warned = False
-        self._ahead: dict[int, Job] = {}
+        self._ahead: dict[int, _Ahead] = {}
         self._given_back: list[Span] = []
         self._peak_bytes = 0
         self._planned_for = self.order.known
@@ -250,29 +296,42 @@ class PageWindow:
         except (KernelError, OSError) as error:
             self._fell_back(f"the room cannot be measured: {error}")
             return
-        coming_bytes = max(0, self._peak_bytes - self._anonymous()) if self._passed else FIRST_PASS_BYTES
-        self.room_bytes = room.for_weights(coming_bytes=coming_bytes) - self._fixed_bytes
-        new = plan_pass(
-            [piece.spans for piece in self.pieces],
-            self.order.known,
-            room_bytes=self.room_bytes - SLACK_BYTES,
-            read_ahead_bytes=self._read_ahead_bytes,
-            policy=self._policy,
-        )
-        before, self.plan = self.plan, self._steady(new)
+        coming_bytes = max(0, self._peak_bytes - self._allocated()) if self._passed else FIRST_PASS_BYTES
+        self.room_bytes = room.for_weights(coming_bytes=coming_bytes) + self._buffers_bytes() - size_of(self.rest)
+        before, self.plan = self.plan, self._steady(self._planned())
+        self._make_buffers()
+        self._observer.streams(component=self.name, size_bytes=self.plan.streamed_bytes)
         # What is missing of the kept bytes is brought in exactly. Left to page faults it would come with read-ahead,
         # into what was given back a moment ago; that meets the cap, and costs other kept bytes.
-        self._cold = room.resident_bytes < self.plan.kept_bytes
+        changed = before.streamed != self.plan.streamed
+        self._cold = changed or room.resident_bytes < self.plan.kept_bytes
         self._peak_bytes = 0
-        if before.streamed != self.plan.streamed:
+        if changed:
             self._give_back_what_stayed(before)
+        if self._cold:
+            self._warm_up()
         self._read_on()
+
+    def _planned(self) -> PassPlan:
+        return plan_pass(
+            [piece.spans for piece in self.pieces],
+            self.order.known,
+            room_bytes=self.room_bytes - self._slack_bytes,
+            read_ahead_bytes=self._read_ahead_bytes,
+            policy=self._policy,
+            buffered=self._open_direct is not None,
+        )
+
+    @property
+    def _slack_bytes(self) -> int:
+        """Half of it where nothing enters or leaves the page cache within a pass."""
+        return SLACK_BYTES if self._open_direct is None else SLACK_BYTES // 2
 
     def _steady(self, new: PassPlan) -> PassPlan:
         """The plan so far while it fits and the new one keeps little more: each change reads what it exchanges."""
         old = self.plan
-        fits = old.kept_bytes + old.window_bytes + SLACK_BYTES // 2 <= self.room_bytes
-        gains = new.kept_bytes - old.kept_bytes > 2 * SLACK_BYTES
+        fits = old.kept_bytes + old.window_bytes + self._slack_bytes // 2 <= self.room_bytes
+        gains = not new.streamed_bytes or new.kept_bytes - old.kept_bytes > 2 * self._slack_bytes
         same_order, self._planned_for = self._planned_for == self.order.known, self.order.known
         return old if old.streamed_bytes and fits and same_order and not gains else new
 
@@ -285,57 +344,184 @@ class PageWindow:
         """A module is about to compute: waits for its pages if they are on their way, and sends for the next ones."""
         self.order = self.order.called(index)
         began = time.perf_counter()
-        job = self._ahead.pop(index, None)
-        if job is not None:
-            job.done.wait()
+        ahead = self._ahead.pop(index, None) or self._unexpected(index)
+        if ahead is not None:
+            self._receive(index, ahead)
             self._observer.waited(component=self.name, seconds=time.perf_counter() - began)
         self._read_on()
 
     def leave(self, index: int) -> None:
         """A module has computed: what streams of it goes."""
-        self._give_back(index)
+        landing = self._in_use.pop(index, None)
+        if landing is None or self._direct is None:
+            self._give_back(index)
+            return
+        self._direct.give_back(landing)
+        self._observer.read_directly(component=self.name, size_bytes=size_of(self.plan.streamed[index]))
+        self._read_on()
+
+    def pause(self) -> None:
+        """The component is not needed for a while: the buffers go."""
+        for index in list(self._ahead):
+            self._forget(index)
+        self._placed_for = None
+        if self._direct is not None:
+            self._direct.open(0, 0)
+
+    def close(self) -> None:
+        """Ends what reads."""
+        self.pause()
+        if self._direct is not None:
+            self._direct.close()
+
+    def buffers(self) -> list[torch.Tensor]:
+        """Memory that weights are in while they stream."""
+        return self._direct.tensors() if self._direct is not None else []
 
     def _read_on(self) -> None:
         """Sends for the next streamed pieces, and gives back what was sent for and is no longer next."""
         wanted = list(self._next_streamed())
         for index in [index for index in self._ahead if index not in wanted]:
-            del self._ahead[index]
-            self._give_back(index)
+            self._forget(index)
         for index in wanted:
             if index not in self._ahead:
-                self._ahead[index] = self._adviser.submit(self._populate, self._fetched(index))
+                self._ahead[index] = self._sent_for(index)
+
+    def _sent_for(self, index: int) -> _Ahead:
+        pages, landing = self._fetched(index), None
+        if self._direct is not None and index in self._placements:
+            landing = self._direct.fetch(index, self.pieces[index].weights, self._placements[index])
+        return _Ahead(self._adviser.submit(self._populate, pages) if pages else None, landing)
+
+    def _unexpected(self, index: int) -> _Ahead | None:
+        """Sends for a piece at its use: left to page faults it would come with read-ahead."""
+        lands = index in self._placements
+        if not lands and not self._fetched(index):
+            return None
+        if lands and self._ahead and self._direct is not None and not self._direct.free:
+            self._forget(next(reversed(self._ahead)))
+        if lands and self._direct is not None and not self._direct.free:
+            return None
+        return self._sent_for(index)
+
+    def _receive(self, index: int, ahead: _Ahead) -> None:
+        """Waits for a piece, and has its module compute on the buffer that it has landed in."""
+        if ahead.pages is not None:
+            ahead.pages.done.wait()
+        if ahead.landing is None or self._direct is None:
+            return
+        try:
+            ahead.landing.bind()
+        except OSError as error:
+            self._go_through_the_cache(error)
+        except ModelError:
+            self._direct.give_back(ahead.landing)
+            raise
+        else:
+            self._in_use[index] = ahead.landing
+
+    def _forget(self, index: int) -> None:
+        """What was sent for is not needed."""
+        landing = self._ahead.pop(index).landing
+        if landing is not None and self._direct is not None:
+            self._direct.give_back(landing)
+        else:
+            self._give_back(index)
 
     def _fetched(self, index: int) -> tuple[Span, ...]:
-        """What has to be brought in of a piece: what streams, and all of it while little of what is kept is there."""
-        return self.pieces[index].spans if self._cold else self.plan.streamed[index]
+        """Pages to bring in of a piece: what streams through them, and what is kept while little of that is there."""
+        piece, streamed = self.pieces[index].spans, self.plan.streamed[index]
+        if self._direct is None or not streamed:
+            return piece if self._cold else streamed
+        return without(piece, streamed) if self._cold else ()
 
     def _next_streamed(self) -> Iterator[int]:
-        """The next streamed pieces, one at least, and no more than the read-ahead holds."""
+        """The next streamed pieces, one at least, and no more than the read-ahead and the free buffers hold."""
         if not self.acts:
             return
-        left = self._read_ahead_bytes
+        left, free = self._read_ahead_bytes, self._free_buffers()
         for index in self.order.ahead():
-            if size := size_of(self._fetched(index)):
-                if size > left < self._read_ahead_bytes:
-                    return
-                yield index
-                left -= size
+            size, lands = size_of(self._fetched(index)), index in self._placements
+            if not size and not lands:
+                continue
+            if (size and size > left < self._read_ahead_bytes) or (lands and not free):
+                return
+            yield index
+            left, free = left - size, free - lands
+
+    # Around the page cache
+
+    def _make_buffers(self) -> None:
+        """Buffers for what streams by the plan, where they are not there yet."""
+        if self._open_direct is None or self._placed_for is self.plan:
+            return
+        for index in list(self._ahead):
+            self._forget(index)
+        streamed = {index: spans for index, spans in enumerate(self.plan.streamed) if spans}
+        self._placements = {index: place(list(self.pieces[index].weights), own) for index, own in streamed.items()}
+        largest = max((placement.size_bytes for placement in self._placements.values()), default=0)
+        try:
+            if self._direct is None and largest:
+                self._direct = self._open_direct()
+            if self._direct is not None:
+                self._direct.open(buffers(largest, self._read_ahead_bytes) if largest else 0, largest)
+        except OSError as error:
+            self._go_through_the_cache(error)
+            self.plan = self._planned()
+        self._placed_for = self.plan
+
+    def _go_through_the_cache(self, error: OSError) -> None:
+        """There is no way around it, or no longer."""
+        for landing in self._in_use.values():
+            landing.unbind()
+        self._in_use.clear()
+        for index in list(self._ahead):
+            self._forget(index)
+        if self._direct is not None:
+            self._direct.close()
+        self._open_direct, self._direct, self._placements = None, None, {}
+        self._observer.fell_back(reason=Fallback.DIRECT)
+        self._warn(f"{self.name}: weights that stream go through the page cache: {error}")
+
+    def _free_buffers(self) -> int:
+        on_their_way = sum(ahead.landing is not None for ahead in self._ahead.values())
+        return on_their_way + (self._direct.free if self._direct is not None else 0)
+
+    def _buffers_bytes(self) -> int:
+        return self._direct.size_bytes if self._direct is not None else 0
+
+    def _allocated(self) -> int:
+        """What the process has allocated, these buffers apart."""
+        return self._anonymous() - self._buffers_bytes()
+
+    def _warm_up(self) -> None:
+        """Brings in what is in no piece, before a page fault does it with read-ahead."""
+        if self._direct is not None:
+            self._adviser.submit(self._direct.drop, [span for spans in self.plan.streamed for span in spans])
+        for act in (self._advice.will_need, self._advice.populate):
+            self._adviser.submit(act, self.rest)
+        self._adviser.drain()
 
     def _give_back_what_stayed(self, before: PassPlan) -> None:
         """What streams now and did not before may still be in memory, in the place of what is to be kept."""
         for index, spans in enumerate(self.plan.streamed):
             if index not in self._ahead and (new := without(spans, before.streamed[index])):
                 self._adviser.submit(self._page_out, new)
+                self._given_back.extend(new)
 
     # On the adviser's thread, where a look at what the computation has allocated just now costs it nothing: within an
     # operation that is more than between two (a matrix product packs its weights first).
 
+    def look(self) -> None:
+        """Sees what is allocated now."""
+        self._peak_bytes = max(self._peak_bytes, self._allocated())
+
     def _populate(self, address: int, length: int) -> None:
-        self._peak_bytes = max(self._peak_bytes, self._anonymous())
+        self.look()
         self._advice.populate(address, length)
 
     def _page_out(self, address: int, length: int) -> None:
-        self._peak_bytes = max(self._peak_bytes, self._anonymous())
+        self.look()
         self._advice.page_out(address, length)
 
     def _give_back(self, index: int) -> None:
@@ -345,7 +531,8 @@ class PageWindow:
 
     def _account(self) -> None:
         """What the last pass gave back and what is gone of it; what was sent for again since is left out."""
-        spans = without(self._given_back, [span for index in self._ahead for span in self.plan.streamed[index]])
+        again = [index for index, ahead in self._ahead.items() if ahead.landing is None]
+        spans = without(self._given_back, [span for index in again for span in self.plan.streamed[index]])
         self._given_back = []
         requested = size_of(spans)
         if requested:

@@ -8,12 +8,14 @@ from sojourn.inference.adaln.saving import saving_of
 from sojourn.inference.adaln.settings import Mode as PlanCacheMode
 from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.errors import Unsupported
+from sojourn.inference.families.family import UsualRequest
 from sojourn.inference.loading.folder import ModelFolder
 from sojourn.inference.offload.activations import RUNTIME_BYTES, Workload
-from sojourn.inference.offload.headers import model_weights
+from sojourn.inference.offload.headers import ComponentWeights, model_weights
 from sojourn.inference.offload.memory_plan import CacheSize, Demand, Machine, MemoryPlan, plan_memory
 from sojourn.inference.offload.options import OffloadOptions
 from sojourn.inference.offload.room import RoomReader
+from sojourn.inference.offload.settings import Mode, Selection
 from sojourn.inference.watch import Stage
 
 # As safetensors spells torch's dtypes.
@@ -41,18 +43,41 @@ def plan_model(
     """
     weights = model_weights(folder, precision=_PRECISIONS[dtype])
     names = {part.name for part in weights}
-    for name in (*options.settings, *options.caches):
-        if name not in names:
-            raise Unsupported(f"there is no component {name!r} to offload; the model has {', '.join(sorted(names))}")
+    _check_names(options, weights)
     demand = Demand(
         weights=weights,
         stages=_named(stages, names),
-        settings=options.settings,
+        settings=_settings(options, weights),
         caches=options.caches,
-        uses={name: options.steps for name in names if name.startswith("transformer")},
-        workload=options.workload or _largest_workload(folder),
+        uses={name: options.passes or 1 for name in names if name.startswith("transformer")},
+        workload=options.workload or Workload(),
+        pinning=options.pinning,
     )
     return plan_memory(demand, machine)
+
+
+def _check_names(options: OffloadOptions, weights: Sequence[ComponentWeights]) -> None:
+    names = {part.name for part in weights}
+    for name in (*options.settings.named, *options.caches):
+        if name not in names:
+            raise Unsupported(f"there is no component {name!r} to offload; the model has {', '.join(sorted(names))}")
+    layered = {part.name for part in weights if part.layers}
+    for name, setting in options.settings.named.items():
+        if setting.mode is Mode.LAYERWISE and name not in layered:
+            raise Unsupported(
+                f"{name} has no repeated layers to stream; set its offload mode to component or resident "
+                f"(layerwise is for {', '.join(sorted(layered)) or 'none of this model'})"
+            )
+
+
+def _settings(options: OffloadOptions, weights: Sequence[ComponentWeights]) -> Selection:
+    """The settings of every component: one without layers comes and goes as a whole where all are to stream."""
+    named = {}
+    for part in weights:
+        found = options.settings.of(part.name)
+        streams = found.mode is Mode.LAYERWISE and not part.layers
+        named[part.name] = replace(found, mode=Mode.COMPONENT) if streams else found
+    return Selection(default=options.settings.default, named=named)
 
 
 def with_plan_caches(options: OffloadOptions, folder: ModelFolder, settings: PlanCacheSettings) -> OffloadOptions:
@@ -68,6 +93,15 @@ def with_plan_caches(options: OffloadOptions, folder: ModelFolder, settings: Pla
     return replace(options, caches=caches)
 
 
+def with_usual_request(options: OffloadOptions, folder: ModelFolder, usual: UsualRequest) -> OffloadOptions:
+    """The options with what a family's requests usually are, where the installation does not say."""
+    return replace(
+        options,
+        workload=options.workload or usual.workload(folder.values),
+        passes=options.passes or usual.passes,
+    )
+
+
 def _named(stages: Sequence[StageUse], names: set[str]) -> list[tuple[str, frozenset[str]]]:
     """The stages by name, each distinct use once; where a stage has several, its components tell them apart."""
     found = list(dict.fromkeys((stage.value, used & names) for stage, used in stages if used & names))
@@ -75,11 +109,6 @@ def _named(stages: Sequence[StageUse], names: set[str]) -> list[tuple[str, froze
     return [
         (stage if alike.count(stage) == 1 else f"{stage} ({', '.join(sorted(used))})", used) for stage, used in found
     ]
-
-
-def _largest_workload(folder: ModelFolder) -> Workload:
-    pixels = folder.values.get("canvas_max_pixels")
-    return Workload(pixels=pixels) if isinstance(pixels, int) and pixels > 0 else Workload()
 
 
 def this_machine(device: torch.device, options: OffloadOptions, *, reader: RoomReader) -> Machine:

@@ -1,7 +1,7 @@
 """What an installation may ask of offload, and how its numbers become layers."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 
@@ -28,8 +28,9 @@ class OffloadSettings:
     Attributes:
         mode: `auto` lets the memory plan choose.
         prefetch: Layers on their way ahead of the one that computes: a share of all layers below 1, a count from 1
-            on. 0 means one layer.
-        resident: Layers that never stream: a share of all layers below 1, a count from 1 on.
+            on. 0 and None mean one layer.
+        resident: Layers that never stream: a share of all layers below 1, a count from 1 on. None lets the memory
+            plan keep as many as fit.
         policy: Which those are.
 
     Raises:
@@ -37,56 +38,107 @@ class OffloadSettings:
     """
 
     mode: Mode = Mode.AUTO
-    prefetch: float = 0.0
-    resident: float = 0.0
+    prefetch: float | None = None
+    resident: float | None = None
     policy: ResidentPolicy = ResidentPolicy.LEADING
 
     def __post_init__(self) -> None:
         for name in ("prefetch", "resident"):
             value = getattr(self, name)
-            if not 0 <= value < float("inf"):
+            if value is not None and not 0 <= value < float("inf"):
                 raise ValueError(f"offload {name} is {value}: give a share from 0 to 1, or a number of layers")
 
 
-def parse_settings(texts: Iterable[str]) -> Mapping[str, OffloadSettings]:
-    """Settings by component, each written "transformer=layerwise,prefetch=2,resident=0.5,policy=strided".
+_FORM = (
+    "MODE for all components, or COMPONENT=MODE for one, each once, followed by any of prefetch=N, resident=N and "
+    "policy=leading|strided, with commas between; modes are auto, resident, component and layerwise"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Settings of a model's components.
+
+    Attributes:
+        default: Of those that are not named.
+        named: Of those that are.
+    """
+
+    default: OffloadSettings = OffloadSettings()
+    named: Mapping[str, OffloadSettings] = field(default_factory=dict)
+
+    def of(self, component: str) -> OffloadSettings:
+        """Those that apply to a component."""
+        return self.named.get(component, self.default)
+
+
+def parse_settings(texts: Iterable[str]) -> Selection:
+    """Settings as "layerwise,prefetch=2" for all, and "transformer=layerwise,resident=0.5,policy=strided" for one.
+
+    What one for a component leaves out is as in the one for all.
 
     Raises:
-        ValueError: One is not of that form, or a component comes twice.
+        ValueError: One is not of that form, comes twice, or gives numbers to a mode that has no use for them.
     """
-    found: dict[str, OffloadSettings] = {}
+    by_name: dict[str, str] = {}
     for text in texts:
-        name, _, rest = text.partition("=")
-        mode, *others = rest.split(",")
-        fields = dict(other.partition("=")[::2] for other in others)
-        if not name or name in found or not fields.keys() <= {"prefetch", "resident", "policy"}:
-            raise ValueError(
-                f"{text!r} is no offload setting; write each component once, as "
-                "COMPONENT=MODE[,prefetch=N][,resident=N][,policy=leading|strided]"
-            )
-        found[name] = OffloadSettings(
-            mode=Mode(mode),
-            prefetch=float(fields.get("prefetch", 0)),
-            resident=float(fields.get("resident", 0)),
-            policy=ResidentPolicy(fields.get("policy", ResidentPolicy.LEADING)),
-        )
-    return found
+        name, rest = _target(text)
+        if name in by_name:
+            raise ValueError(f"{text!r} is the second offload setting for {name or 'all components'}; write {_FORM}")
+        by_name[name] = rest
+    default = _parsed(by_name.pop(ALL, Mode.AUTO), OffloadSettings())
+    return Selection(default=default, named={name: _parsed(rest, default) for name, rest in by_name.items()})
 
 
-def prefetch_layers(value: float, layers: int) -> int:
+# Stands for every component that no setting names.
+ALL = ""
+
+
+def _target(text: str) -> tuple[str, str]:
+    """The component that a setting is for, and the setting."""
+    name, equals, mode = text.partition(",")[0].partition("=")
+    if not equals:
+        return ALL, text
+    if not name or not mode:
+        raise ValueError(f"{text!r} is no offload setting; write {_FORM}")
+    return name, text[len(name) + 1 :]
+
+
+def _parsed(text: str, default: OffloadSettings) -> OffloadSettings:
+    mode, *others = text.split(",")
+    fields = dict(other.partition("=")[::2] for other in others)
+    known = fields.keys() <= {"prefetch", "resident", "policy"}
+    if not known or mode not in list(Mode) or fields.get("policy", ResidentPolicy.LEADING) not in list(ResidentPolicy):
+        raise ValueError(f"{text!r} is no offload setting; write {_FORM}")
+    numbers = {name: _number(name, fields[name]) for name in ("prefetch", "resident") if name in fields}
+    if numbers and mode in (Mode.RESIDENT, Mode.COMPONENT):
+        raise ValueError(f"{text!r}: prefetch and resident have an effect with mode auto or layerwise only")
+    policy = ResidentPolicy(fields.get("policy", default.policy))
+    return replace(default, mode=Mode(mode), policy=policy, **numbers)
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"offload {name} is {text!r}: give a share from 0 to 1, or a number of layers") from None
+
+
+def prefetch_layers(value: float | None, layers: int) -> int:
     """How many layers are fetched ahead, from 1 to `layers`.
 
     Args:
         value: As in `OffloadSettings.prefetch`.
         layers: Layers of the component, at least 1.
     """
+    value = value or 0.0
     wanted = int(value) if value >= 1 else 1 + round(value * (layers - 1))
     return max(1, min(wanted, layers))
 
 
-def resident_layers(value: float, layers: int) -> int:
+def resident_layers(value: float | None, layers: int) -> int:
     """How many layers stay on the device, from 0 to `layers`; a share above 0 is at least one layer."""
-    if value <= 0:
+    if not value:
         return 0
     return min(layers, int(value)) if value >= 1 else max(1, round(value * layers))
 

@@ -43,6 +43,13 @@ def whole_pages(spans: Iterable[Span], *, page_bytes: int = PAGE_BYTES) -> tuple
     return tuple(Span(start, start + length) for start, length in pages if length)
 
 
+def all_pages(spans: Iterable[Span], *, page_bytes: int = PAGE_BYTES) -> tuple[Span, ...]:
+    """The pages that hold any byte of them."""
+    return merged(
+        Span(start // page_bytes * page_bytes, -(-end // page_bytes) * page_bytes) for start, end in merged(spans)
+    )
+
+
 def without(spans: Iterable[Span], others: Iterable[Span]) -> tuple[Span, ...]:
     """The addresses of `spans` that are in none of `others`."""
     result: list[Span] = []

@@ -1,8 +1,8 @@
 """What happens to a component's weights when its use begins and ends, one class for each way of hosting them.
 
-`Resident` leaves them alone. `Copied` streams them from host stores to a device of its own memory, the layers of a
-component one by one or the component as one. `Paged` computes on the checkpoint's own pages, on the CPU and on devices
-that share its memory, and gives them back.
+`Resident` leaves them alone, and looks whether mapped files are still whole. `Copied` streams them from host stores to
+a device of its own memory, the layers of a component one by one or the component as one. `Paged` computes on the
+checkpoint's own pages, on the CPU and on devices that share its memory, and gives them back.
 """
 
 import os
@@ -44,11 +44,26 @@ class Strategy(Protocol):
         """Ends its threads and hooks."""
 
 
+@dataclass(kw_only=True)
 class Resident:
-    """The weights stay where they are."""
+    """The weights stay where they are.
+
+    Attributes:
+        files: Behind those that are mapped; None if none is.
+        undo: Takes the hooks off that look at the files.
+    """
+
+    files: MappedFiles | None = None
+    undo: Callable[[], None] = lambda: None
 
     def prepare(self) -> None:
-        """Nothing to do."""
+        """Makes sure that what is mapped is still there.
+
+        Raises:
+            ModelError: A file was cut under us.
+        """
+        if self.files is not None:
+            self.files.check()
 
     def prefetch(self) -> None:
         """Nothing to do."""
@@ -61,7 +76,10 @@ class Resident:
         return ()
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Takes the hooks off, closes the files."""
+        self.undo()
+        if self.files is not None:
+            self.files.close()
 
 
 class Copied:
@@ -118,6 +136,7 @@ class Paged:
         window: Gives advice within a pass; None to do so at the ends of a use only.
         undo: Takes the window's hooks off.
         fetch_whole: Whether `prefetch` starts reading all of it.
+        cold_advice: Whether anything is given back when a use ends.
         advice: The kernel calls.
         observer: Told of page-outs.
         warn: Called with a text when page-out turns out to be without effect.
@@ -130,6 +149,7 @@ class Paged:
     window: PageWindow | None = None
     undo: Callable[[], None] = lambda: None
     fetch_whole: bool = False
+    cold_advice: bool = True
     advice: PageAdvice | None = None
     observer: Observer = silent
     warn: Callable[[str], None] = lambda text: None
@@ -151,6 +171,10 @@ class Paged:
     def finish(self, *, room_bytes: int | None, in_use: Sequence[Span], needed_again: bool) -> None:
         """Gives back what does not fit, marks the rest as first in line, and verifies."""
         if needed_again:
+            return
+        if self.window is not None:
+            self.window.pause()
+        if not self.cold_advice:
             return
         self.adviser.drain()
         plan = plan_cold(self._in_order_of_going(), room_bytes=room_bytes)
@@ -186,6 +210,8 @@ class Paged:
     def close(self) -> None:
         """Takes the hooks off, ends the thread, closes the files."""
         self.undo()
+        if self.window is not None:
+            self.window.close()
         self.adviser.close()
         self.files.close()
 

@@ -90,9 +90,39 @@ class StepGuard(ModularPipelineBlocks):
     def __call__(self, components: Any, block_state: BlockState, i: int, t: torch.Tensor) -> tuple[Any, BlockState]:
         """Passes the state on as it is; step numbers count from 1."""
         values = {name: block_state[name] for name in self.outputs_checked}
-        check_finite(values, stage=Stage.DENOISE, step=i + 1)
-        block_state[WATCH_INPUT].step(i + 1, len(block_state["timesteps"]))
+        end_step(block_state[WATCH_INPUT], values, step=i + 1, steps=len(block_state["timesteps"]))
         return components, block_state
+
+
+def guard_scheduler(scheduler: Any, watch: Watch, *, steps: int) -> None:
+    """Does what `StepGuard` does, for denoising loops inside a block: at the end of each step of a scheduler.
+
+    Args:
+        scheduler: The request's own; its `step` is covered by one that ends with the guard.
+        watch: Who watches the request.
+        steps: Steps in all; their numbers go on over chunks and levels.
+    """
+    step, done = scheduler.step, 0
+
+    def guarded_step(*args: Any, **kwargs: Any) -> Any:
+        nonlocal done
+        stepped = step(*args, **kwargs)
+        done += 1
+        end_step(watch, {"latents": stepped[0]}, step=done, steps=steps)
+        return stepped
+
+    scheduler.step = guarded_step
+
+
+def end_step(watch: Watch, values: Mapping[str, Any], *, step: int, steps: int) -> None:
+    """Ends a denoising step: finite check, progress, cancel and deadline.
+
+    Raises:
+        NonFiniteOutput: One of the values holds a NaN or infinity.
+        RequestStopped: Cancelled or out of time.
+    """
+    check_finite(values, stage=Stage.DENOISE, step=step)
+    watch.step(step, steps)
 
 
 def check_finite(values: Mapping[str, Any], *, stage: Stage, step: int | None) -> None:

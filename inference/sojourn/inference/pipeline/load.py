@@ -24,7 +24,7 @@ from sojourn.inference.offload.install import install, log_component
 from sojourn.inference.offload.observer import Observer as OffloadObserver
 from sojourn.inference.offload.observer import silent
 from sojourn.inference.offload.options import OffloadOptions
-from sojourn.inference.offload.planning import plan_model, this_machine, with_plan_caches
+from sojourn.inference.offload.planning import plan_model, this_machine, with_plan_caches, with_usual_request
 from sojourn.inference.offload.room import RoomReader
 from sojourn.inference.pipeline.pipeline import Pipeline
 from sojourn.inference.pipeline.workflow import components_of, served_stages, workflow_leaves
@@ -90,8 +90,9 @@ def load_pipeline(
     _check_serves_something(folder, family)
     dtype: torch.dtype = getattr(torch, precision.value)
     plans = PlanCaches(plan_settings or PlanCacheSettings(), where, plan_observer or Counters())
-    left_out = {name: plans.leave_out(name, part.class_name) for name, part in folder.components.items()}
-    options = with_plan_caches(offload or OffloadOptions(), folder, plans.settings)
+    left_out = {name: plans.leave_out(part) for name, part in folder.components.items()}
+    options = with_usual_request(offload or OffloadOptions(), folder, family.usual)
+    options = with_plan_caches(options, folder, plans.settings)
     stages = served_stages(family, folder.components)
     machine = this_machine(where, options, reader=RoomReader(os.getpid()))
     plan = plan_model(folder, stages, machine, options, dtype=dtype)
@@ -147,7 +148,7 @@ def _quieten_libraries() -> None:
 
 def _check_serves_something(folder: ModelFolder, family: Family) -> None:
     """Refuses a folder in which every workflow lacks a component."""
-    needs = (components_of(workflow_leaves(family, workflow)) for workflow in family.media)
+    needs = (components_of(workflow_leaves(family, workflow)) for workflow in family.workflows)
     lacking = min((sorted(need - folder.components.keys()) for need in needs), key=len)
     if lacking:
         raise ModelError(
@@ -159,8 +160,11 @@ def _check_serves_something(folder: ModelFolder, family: Family) -> None:
 
 def _stock_pipeline(folder: ModelFolder, family: Family, components: Mapping[str, Component]) -> Any:
     """Makes the stock pipeline object with our components in it. Of the index it is given the values alone."""
-    pipeline_class = getattr(diffusers, folder.pipeline_class)
+    pipeline_class = getattr(diffusers, family.pipeline_class)
     stock = pipeline_class(blocks=getattr(diffusers, family.blocks_class)(), modular_config_dict=dict(folder.values))
+    stock.register_to_config(**{name: value for name, value in folder.values.items() if not name.startswith("_")})
+    for name, make in family.companions.items():
+        setattr(stock, name, make())
     for name, component in components.items():
         setattr(stock, name, component.value)
     return stock

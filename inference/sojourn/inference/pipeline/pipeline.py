@@ -1,7 +1,7 @@
 """Runs requests on a loaded model.
 
 The model's modules are shared by all requests and never changed by one. What a request changes is its own: a shallow
-copy of the stock pipeline object that holds copies of the schedulers, a pipeline state, a generator, and its watch. So
+copy of the stock pipeline object that holds schedulers of its own, a pipeline state, a generator, and its watch. So
 nothing has to be put back after a failure, and requests may run side by side.
 """
 
@@ -20,7 +20,7 @@ from sojourn.inference.loading.components import Component
 from sojourn.inference.loading.fingerprint import BackgroundFingerprint
 from sojourn.inference.offload.install import Offload
 from sojourn.inference.offload.lifecycle import LifeCycle, declare, driving
-from sojourn.inference.pipeline.guards import EVALUATIONS_INPUT
+from sojourn.inference.pipeline.guards import EVALUATIONS_INPUT, guard_scheduler
 from sojourn.inference.pipeline.workflow import components_of, guarded, stage_components, workflow_leaves
 from sojourn.inference.quality.observer import Observer as QualityObserver
 from sojourn.inference.quality.observer import silent
@@ -85,13 +85,15 @@ class Pipeline:
         self._stock = stock
         self._fingerprint = fingerprint
         self.plans = plans
-        leaves = {workflow: workflow_leaves(family, workflow) for workflow in family.media}
+        family.adapt(stock)
+        leaves = {workflow: workflow_leaves(family, workflow) for workflow in family.workflows}
+        obstacles = {workflow: self._obstacle(workflow, leaves.get(workflow)) for workflow in Workflow}
         self.unavailable: Mapping[Workflow, str] = {
-            workflow: reason for workflow in leaves if (reason := self._obstacle(workflow, leaves[workflow]))
+            workflow: reason for workflow, reason in obstacles.items() if reason
         }
         self._cached = {workflow: plans.for_component(components_of(blocks)) for workflow, blocks in leaves.items()}
         self._blocks = {
-            (workflow, until): guarded(with_plans(blocks, self._cached[workflow]), family.stages, until=until)
+            (workflow, until): guarded(with_plans(blocks, self._cached[workflow]), family, until=until)
             for workflow, blocks in leaves.items()
             for until in (Stage.DENOISE, Stage.DECODE)
         }
@@ -116,8 +118,11 @@ class Pipeline:
         parts = [part for part in self.components.values() if part.class_name in SITES]
         return {part.name: getattr(self._stock, part.name, None) for part in parts}
 
-    def _obstacle(self, workflow: Workflow, leaves: Mapping[str, Any]) -> str | None:
+    def _obstacle(self, workflow: Workflow, leaves: Mapping[str, Any] | None) -> str | None:
         """Says why a workflow cannot be served; None where it can."""
+        if leaves is None:
+            served = ", ".join(self.family.workflows)
+            return f"models of the family {self.family.name} have no such workflow; ask for one of {served}"
         missing = sorted(name for name in components_of(leaves) if getattr(self._stock, name, None) is None)
         if missing:
             return f"the model folder has no {', '.join(missing)}; fetch the model's whole folder"
@@ -133,7 +138,7 @@ class Pipeline:
     @property
     def workflows(self) -> tuple[Workflow, ...]:
         """Workflows that can be served: weights loaded, pre-processing installed."""
-        return tuple(workflow for workflow in self.family.media if workflow not in self.unavailable)
+        return tuple(workflow for workflow in self.family.workflows if workflow not in self.unavailable)
 
     @property
     def frames_per_second(self) -> float:
@@ -167,6 +172,14 @@ class Pipeline:
         """The fingerprint, or "" while it is being computed. Never waits."""
         return self._fingerprint.known or ""
 
+    def evaluations(self, request: GenerationRequest) -> int:
+        """Steps of the denoising loop of each clip of a request, over all chunks and levels."""
+        return self.family.schedule(self._stock, request).evaluations
+
+    def step_frames(self, request: GenerationRequest) -> int:
+        """Frames that one step of a request works on."""
+        return self.family.loop.frames(request.frames)
+
     @property
     def offers(self) -> Sequence[Offer]:
         """Every quality tier, offered or not."""
@@ -195,18 +208,18 @@ class Pipeline:
         except ValueError as error:
             raise InvalidRequest(FieldViolation("aspect_ratio", str(error))) from error
 
-    def decode_reference(self, kind: str, content: bytes) -> object:
-        """Decodes one reference of a request.
+    def reference(self, kind: str, medium: object) -> object:
+        """Returns a decoded medium as the reference that the model's blocks take.
 
         Args:
             kind: "image", "video" or "audio".
-            content: The encoded medium.
+            medium: A PIL image, or a `Video` or `Audio` of `sojourn.inference.server.media`.
 
         Raises:
-            InvalidRequest: The bytes are not such a medium.
+            InvalidRequest: The model takes none.
         """
         try:
-            return self.family.decode_reference(kind, content)
+            return self.family.reference(kind, medium)
         except ValueError as error:
             raise InvalidRequest(FieldViolation("references", str(error))) from error
 
@@ -231,7 +244,7 @@ class Pipeline:
         self.quality.check(request)
         cached = self._cached[request.workflow]
         if cached is not None:
-            cached.cache.admit(self.family.schedule(self._stock, request).evaluations)
+            cached.cache.admit(self.evaluations(request))
 
     def run_clip(self, request: GenerationRequest, clip_index: int, watch: Watch) -> Clip:
         """Makes one clip of a request. May be called from several threads at once.
@@ -264,21 +277,25 @@ class Pipeline:
             with (
                 self.quality.at(request.quality, self._names[request.workflow], watch.check) as used,
                 self.life.open(self._uses[request.workflow, until]) as uses,
+                self.family.memory(),
                 torch.no_grad(),
             ):
-                state.set(WATCH_INPUT, driving(uses, watch))
-                blocks(self._for_request(schedule.schedulers), state)
+                driven = driving(uses, watch)
+                state.set(WATCH_INPUT, driven)
+                if self.family.loop.scheduler is not None:
+                    guard_scheduler(schedule.own[self.family.loop.scheduler], driven, steps=schedule.evaluations)
+                blocks(self._for_request(schedule.own), state)
         except ImportError as error:
             raise Unsupported(str(error)) from error
         finally:
             release_plans(state)
         return replace(self.family.clip(state.values), quality=used.tier, quality_reason=used.reason)
 
-    def _for_request(self, schedulers: Mapping[str, Any]) -> Any:
-        """Returns a shallow copy of the stock pipeline object that holds the request's own schedulers."""
+    def _for_request(self, own: Mapping[str, Any]) -> Any:
+        """Returns a shallow copy of the stock pipeline object that holds the request's own components."""
         stock = copy.copy(self._stock)
-        for name, scheduler in schedulers.items():
-            setattr(stock, name, scheduler)
+        for name, component in own.items():
+            setattr(stock, name, component)
         return stock
 
 

@@ -2,7 +2,8 @@
 
 diffusers resolves a workflow to the very blocks that it would run for such a request, as one flat sequence whose names
 begin with the top-level block. Between any two of them stands a checkpoint, before the first of each stage a boundary,
-and at the end of the denoising loop a guard.
+and at the end of the denoising loop a guard: the last block of a loop over blocks, and for loops inside a block what
+the request's own scheduler does at the end of its step.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -18,9 +19,9 @@ from sojourn.inference.watch import Stage
 
 
 def workflow_leaves(family: Family, workflow: Workflow) -> Mapping[str, ModularPipelineBlocks]:
-    """Returns the stock blocks of a workflow in order, by name such as "denoise.set_timesteps"; they are new ones."""
-    blocks = getattr(diffusers, family.blocks_class)()
-    return dict(blocks.get_workflow(workflow.value).sub_blocks)
+    """Returns the blocks of a workflow in order, by name such as "denoise.set_timesteps"; they are new ones."""
+    blocks = getattr(diffusers, family.blocks_class)().get_workflow(family.workflows[workflow]).sub_blocks
+    return {name: family.replaced[name]() if name in family.replaced else block for name, block in blocks.items()}
 
 
 def components_of(leaves: Mapping[str, ModularPipelineBlocks]) -> frozenset[str]:
@@ -50,39 +51,37 @@ def served_stages(family: Family, present: Collection[str]) -> list[tuple[Stage,
         present: Names of the components that its folder holds.
     """
     stages: list[tuple[Stage, frozenset[str]]] = []
-    for workflow in family.media:
+    for workflow in family.workflows:
         used = stage_components(workflow_leaves(family, workflow), family.stages)
         if all(names <= set(present) for _, names in used):
             stages += used
     return stages
 
 
-def guarded(
-    leaves: Mapping[str, ModularPipelineBlocks], stages: Mapping[str, Stage], *, until: Stage
-) -> SequentialPipelineBlocks:
+def guarded(leaves: Mapping[str, ModularPipelineBlocks], family: Family, *, until: Stage) -> SequentialPipelineBlocks:
     """Returns the leaves up to and with stage `until`, guarded.
 
     Args:
         leaves: The blocks of a workflow, by name. Loops among them get their guard in place, once.
-        stages: The stage of each top-level block.
+        family: Whose blocks they are.
         until: The last stage to run.
     """
-    order = list(Stage)
+    order, stages = list(Stage), family.stages
     kept = [(name, block) for name, block in leaves.items() if order.index(_stage(name, stages)) <= order.index(until)]
-    return SequentialPipelineBlocks.from_blocks_dict(dict(_with_guards(kept, stages)))
+    return SequentialPipelineBlocks.from_blocks_dict(dict(_with_guards(kept, family)))
 
 
 def _with_guards(
-    leaves: Iterable[tuple[str, ModularPipelineBlocks]], stages: Mapping[str, Stage]
+    leaves: Iterable[tuple[str, ModularPipelineBlocks]], family: Family
 ) -> Iterator[tuple[str, ModularPipelineBlocks]]:
     running: Stage | None = None
     for name, block in leaves:
-        stage = _stage(name, stages)
+        stage = _stage(name, family.stages)
         if stage is not running:
             running = stage
             yield f"{name}.begin", StageBoundary(stage)
         yield name, block
-        if isinstance(block, LoopSequentialPipelineBlocks):
+        if isinstance(block, LoopSequentialPipelineBlocks) and family.loop.scheduler is None:
             _guard_loop(block)
             yield f"{name}.check", Checkpoint(stage, ())
         else:

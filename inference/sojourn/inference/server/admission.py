@@ -34,9 +34,10 @@ class Work:
 
     Attributes:
         clips: Clips to make.
-        evaluations: Transformer evaluations of each clip, at least.
+        evaluations: Steps of the denoising loop of each clip, over all its chunks and levels.
         voxels: width × height × frames.
         decodes: Whether the latents are decoded and encoded, too.
+        step_voxels: width × height × the frames that one step works on; `voxels` where a step works on all of them.
         quality: The tier: a step of one says nothing of a step of another.
     """
 
@@ -44,6 +45,7 @@ class Work:
     evaluations: int
     voxels: int
     decodes: bool
+    step_voxels: int | None = None
     quality: QualityTier = QualityTier.LOSSLESS
 
     @property
@@ -51,13 +53,26 @@ class Work:
         """Works of one class differ in voxels by less than a factor of two."""
         return self.voxels.bit_length()
 
+    @property
+    def step_class(self) -> int:
+        """Works of one class differ in the voxels of a step by less than a factor of two."""
+        return (self.step_voxels or self.voxels).bit_length()
 
-def work_of(request: GenerationRequest) -> Work:
-    """The cost of a request. MiniMax-H3 evaluates the transformer once less than there are points of the schedule."""
+
+def work_of(request: GenerationRequest, *, evaluations: int, step_frames: int) -> Work:
+    """The cost of a request.
+
+    Args:
+        request: The request.
+        evaluations: Steps of the denoising loop of each of its clips.
+        step_frames: Frames that a step works on.
+    """
+    area = request.width * request.height
     return Work(
         clips=len(request.seeds),
-        evaluations=max(1, request.steps - 1),
-        voxels=request.width * request.height * request.frames,
+        evaluations=evaluations,
+        voxels=area * request.frames,
+        step_voxels=area * step_frames,
         decodes=request.decodes,
         quality=request.quality,
     )
@@ -88,7 +103,7 @@ class Pace:
 
     def observe_step(self, work: Work, seconds: float, *, now: float) -> None:
         """Notes the seconds of one transformer evaluation."""
-        self._steps.setdefault((work.quality, work.size_class), Samples()).add(seconds, now=now)
+        self._steps.setdefault((work.quality, work.step_class), Samples()).add(seconds, now=now)
 
     def observe_overhead(self, work: Work, seconds: float, *, now: float) -> None:
         """Notes the seconds that one clip took outside its steps."""
@@ -103,7 +118,7 @@ class Pace:
         classes = sorted((size for quality, size in self._steps if quality is work.quality), reverse=True)
         for size_class in classes:
             median = self._steps[work.quality, size_class].median(now=now)
-            if size_class <= work.size_class and median is not None:
+            if size_class <= work.step_class and median is not None:
                 return median
         return 0.0
 

@@ -105,6 +105,9 @@ class Engine(Protocol):
     def summaries(self) -> Sequence[Component]: ...  # noqa: D102
     def count_tokens(self, prompt: str) -> int: ...  # noqa: D102
     def resolve_canvas(self, aspect_width: float, aspect_height: float) -> tuple[int, int]: ...  # noqa: D102
+    def reference(self, kind: str, medium: object) -> object: ...  # noqa: D102
+    def evaluations(self, request: GenerationRequest) -> int: ...  # noqa: D102
+    def step_frames(self, request: GenerationRequest) -> int: ...  # noqa: D102
     def require_tier(self, tier: QualityTier) -> None: ...  # noqa: D102
     def check(self, request: GenerationRequest) -> None: ...  # noqa: D102
     def run_clip(self, request: GenerationRequest, clip_index: int, watch: Watch) -> Clip: ...  # noqa: D102

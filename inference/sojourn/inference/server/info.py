@@ -35,9 +35,11 @@ def _describe(response: pb.GetInfoResponse, engine: Engine, *, max_waiting: int)
     _describe_tiers(response, engine)
     for message, values in ((response.limits, engine.limits), (response.defaults, engine.defaults)):
         for field in message.DESCRIPTOR.fields:
-            if hasattr(values, field.name):
+            if hasattr(values, field.name) and field.message_type is None:
                 setattr(message, field.name, getattr(values, field.name))
     response.limits.max_waiting = max_waiting
+    for width, height in engine.limits.trained_sizes:
+        response.limits.trained_sizes.add(width=width, height=height)
     for component in engine.summaries():
         response.components.add(
             name=component.name,

@@ -6,6 +6,8 @@ goes only leaves a wish to stop behind.
 
 import asyncio
 import contextlib
+import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -16,7 +18,10 @@ from sojourn.inference.server.admission import Admission, Place, Work
 from sojourn.inference.server.engine import Engine
 from sojourn.inference.server.run import ClipDone, Ended, Happening, Made, Moved, Run
 from sojourn.inference.telemetry import Telemetry
+from sojourn.inference.tracing import CallTrace, Traces
 from sojourn.inference.watch import Stage, Watch
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +34,7 @@ class Hands:
 
     admission: Admission
     telemetry: Telemetry
+    traces: Traces
     worker: Executor
     clock: Callable[[], float]
 
@@ -48,6 +54,7 @@ class Job:
     work: Work
     place: Place
     watch: Watch
+    trace: CallTrace
     timings: dict[Stage, float] = field(default_factory=dict)
     happenings: asyncio.Queue[Happening] = field(default_factory=asyncio.Queue)
     _submitted: bool = False
@@ -63,7 +70,9 @@ class Job:
             NotServing: The server drains.
         """
         entered = self.hands.clock()
+        self.trace.began(Stage.QUEUED, at=time.time())
         await self.place.turn
+        self.trace.paused(at=time.time())
         seconds = self.hands.clock() - entered
         self._stage_ended((Stage.QUEUED, seconds))
         self.hands.telemetry.request_queue.observe(seconds)
@@ -109,6 +118,8 @@ class Job:
 
     def _happened(self, happening: Happening) -> None:
         self._measure(happening)
+        if not self._abandoned:
+            self._trace(happening)
         if isinstance(happening, Ended):
             self._free_pipeline(happening)
         if self._abandoned:
@@ -138,17 +149,33 @@ class Job:
             telemetry.progressed(at=happening.at)
             self._stage_ended(happening.ended)
             if happening.step_seconds is not None:
-                telemetry.step_duration.observe(happening.step_seconds)
+                self._step_ended(happening.step, happening.step_seconds)
                 pace.observe_step(self.work, happening.step_seconds, now=now)
         elif isinstance(happening, ClipDone):
             self._stage_ended(happening.ended)
             pace.observe_overhead(self.work, happening.overhead_seconds, now=now)
 
+    def _trace(self, happening: Happening) -> None:
+        if isinstance(happening, ClipDone):
+            self.trace.paused(at=time.time())
+        elif isinstance(happening, Moved) and happening.step_seconds is None:
+            self.trace.began(happening.stage, at=happening.at)
+        elif isinstance(happening, Moved) and happening.step_seconds is not None:
+            seconds, at = happening.step_seconds, happening.at
+            self.trace.stepped(happening.step, steps=happening.steps, seconds=seconds, at=at)
+
     def _stage_ended(self, ended: tuple[Stage, float] | None) -> None:
         if ended is not None:
             stage, seconds = ended
             self.timings[stage] = self.timings.get(stage, 0.0) + seconds
-            self.hands.telemetry.stage_duration.labels(stage).observe(seconds)
+            self.hands.telemetry.stage_duration.labels(stage).observe(seconds, self.trace.exemplar)
+            extra = {"request_id": self.request_id, "stage": stage, "seconds": round(seconds, 6)}
+            _logger.debug("stage ended", extra=extra)
+
+    def _step_ended(self, step: int, seconds: float) -> None:
+        self.hands.telemetry.step_duration.observe(seconds)
+        extra = {"request_id": self.request_id, "step": step, "seconds": round(seconds, 6)}
+        _logger.debug("step ended", extra=extra)
 
     @staticmethod
     def _dispose(happening: Happening) -> None:

@@ -28,9 +28,13 @@ from sojourn.inference.server.health import SERVICE_NAME, Health
 from sojourn.inference.server.security import TokenInterceptor, Tokens, server_credentials
 from sojourn.inference.server.servicer import InferenceServicer
 from sojourn.inference.telemetry import UNKNOWN_WORKFLOW, Telemetry
+from sojourn.inference.tracing import NoTraces, Traces
 from sojourn.v1 import inference_pb2_grpc as pb_grpc
 
 _logger = logging.getLogger(__name__)
+
+# As `ps` shows it.
+PROCESS_NAME = "sojourn"
 
 EXIT_OK = 0
 EXIT_MODEL_FAILED = 1
@@ -54,6 +58,7 @@ class Server:
         config: Settings.
         load: Loads the model; blocks, and runs in the worker thread.
         telemetry: Metrics; a new set by default.
+        traces: Begins the traces of calls, and is closed with the server; none by default.
         clock: Seconds of a monotonic clock.
 
     Attributes:
@@ -68,10 +73,12 @@ class Server:
         load: Load,
         *,
         telemetry: Telemetry | None = None,
+        traces: Traces | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.telemetry = telemetry or Telemetry(model_name=config.model_name, max_waiting=config.max_waiting)
+        self._traces = traces or NoTraces()
         self.health = Health(changed=self.telemetry.state)
         self.port = self.metrics_port = 0
         self._load = load
@@ -84,6 +91,7 @@ class Server:
             max_waiting=config.max_waiting,
             stall_seconds=config.stall_seconds,
             model_name=config.model_name,
+            traces=self._traces,
         )
         self._grpc = self._build()
         self._loading: asyncio.Task[None] | None = None
@@ -145,6 +153,7 @@ class Server:
     def _close(self) -> None:
         self._servicer.shutdown()
         self._worker.shutdown(wait=False, cancel_futures=True)
+        self._traces.close()
         if self._exporter is not None:
             server, thread = self._exporter
             server.shutdown()
@@ -219,13 +228,30 @@ async def serve(config: ServerConfig, load: Load, *, telemetry: Telemetry | None
     Returns:
         0 after a drain, 1 where the model could not be loaded, 2 for a configuration that cannot be served.
     """
-    code, _ = await _serve(config, load, telemetry)
+    code, _ = await _serve(config, load, telemetry, None)
     return code
 
 
-def run(config: ServerConfig, load: Load, *, telemetry: Telemetry | None = None) -> int:
-    """`serve` for a command line: answers the exit code, or ends the process where a step does not end in time."""
-    code, at_rest = asyncio.run(_serve(config, load, telemetry))
+def run(
+    config: ServerConfig,
+    load: Load,
+    *,
+    telemetry: Telemetry | None = None,
+    traces: Traces | None = None,
+    printing: logging.Handler | None = None,
+) -> int:
+    """`serve` for a command line: answers the exit code, or ends the process where a step does not end in time.
+
+    Args:
+        config: Settings.
+        load: Loads the model.
+        telemetry: Metrics; a new set by default.
+        traces: Begins the traces of calls; none by default.
+        printing: The log handler whose level SIGUSR1 and SIGUSR2 change.
+    """
+    if printing is not None:
+        logs.obey_signals(printing, name=PROCESS_NAME)
+    code, at_rest = asyncio.run(_serve(config, load, telemetry, traces))
     if not at_rest:
         # Python would wait for the thread that is still computing.
         logging.shutdown()
@@ -234,10 +260,12 @@ def run(config: ServerConfig, load: Load, *, telemetry: Telemetry | None = None)
     return code
 
 
-async def _serve(config: ServerConfig, load: Load, telemetry: Telemetry | None) -> tuple[int, bool]:
+async def _serve(
+    config: ServerConfig, load: Load, telemetry: Telemetry | None, traces: Traces | None
+) -> tuple[int, bool]:
     stopping = _on_signals()
     try:
-        server = Server(config, load, telemetry=telemetry)
+        server = Server(config, load, telemetry=telemetry, traces=traces)
         await server.start()
     except ConfigError as error:
         _logger.error("cannot start", extra={"reason": str(error)})

@@ -59,6 +59,17 @@ def wrong_area(width: int, height: int, limits: Limits) -> str | None:
     return f"{width}×{height} has {width * height} pixels, more than {limits.max_pixels}{nearest}"
 
 
+def untrained_size(width: int, height: int, limits: Limits) -> str | None:
+    """Judges a canvas that could be made, by what the model was trained for."""
+    if not limits.trained_sizes or (width, height) in limits.trained_sizes:
+        return None
+    trained = _either(f"{width}×{height}" for width, height in limits.trained_sizes)
+    return (
+        f"{width}×{height} is none of the sizes that the model was trained for ({trained}); to have it all the same, "
+        "set untrained_size"
+    )
+
+
 def _longest_edge(bound: int, limits: Limits) -> int | None:
     edge = bound // limits.size_multiple * limits.size_multiple
     return edge if limits.min_edge <= edge else None
@@ -130,6 +141,8 @@ def wrong_steps(steps: int, limits: Limits) -> str | None:
 
 def wrong_shift(shift: float, default: float, limits: Limits) -> str | None:
     """Judges a shift of a noise schedule; `default` is the model's own."""
+    if limits.max_flow_shift == 0:
+        return f"{shift:g} is not taken: this model sets its shifts by the canvas; leave it out"
     if math.isfinite(shift) and 0 < shift <= limits.max_flow_shift:
         return None
     nearest = (

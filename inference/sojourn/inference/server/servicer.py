@@ -13,17 +13,19 @@ from typing import TypeAlias
 
 import grpc
 import grpc.aio
-from sojourn.inference import errors
+from sojourn.inference import errors, tracing
 from sojourn.inference.requests import GenerationRequest
 from sojourn.inference.server import messages, validation
 from sojourn.inference.server.admission import Admission, work_of
 from sojourn.inference.server.engine import Engine
+from sojourn.inference.server.figures import add_figures
 from sojourn.inference.server.health import Health
 from sojourn.inference.server.info import info
 from sojourn.inference.server.job import Hands, Job
 from sojourn.inference.server.run import ClipDone, Made, Moved, UnexpectedFailure
 from sojourn.inference.server.status import is_expected, status_of
 from sojourn.inference.telemetry import UNKNOWN_WORKFLOW, Telemetry
+from sojourn.inference.tracing import CallTrace, NoTraces, Traces
 from sojourn.inference.watch import Watch
 from sojourn.v1 import inference_pb2 as pb
 from sojourn.v1 import inference_pb2_grpc as pb_grpc
@@ -51,6 +53,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         max_waiting: Places in the queue.
         stall_seconds: How long a reader may take nothing before its call is ended.
         model_name: What GetInfo says before the model is there.
+        traces: Begins the traces of calls; none by default.
     """
 
     def __init__(
@@ -63,9 +66,12 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         max_waiting: int,
         stall_seconds: float,
         model_name: str,
+        traces: Traces | None = None,
     ) -> None:
         admission = Admission(limit=max_waiting, clock=clock, changed=telemetry.queue_changed)
-        self._hands = Hands(admission=admission, telemetry=telemetry, worker=worker, clock=clock)
+        self._hands = Hands(
+            admission=admission, telemetry=telemetry, traces=traces or NoTraces(), worker=worker, clock=clock
+        )
         self._health = health
         self._stall_seconds = stall_seconds
         self._model_name = model_name
@@ -81,21 +87,25 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         self, request: pb.GetInfoRequest, context: InfoContext
     ) -> pb.GetInfoResponse:
         """See the contract."""
-        return info(
+        response = info(
             self._health,
             model_name=self._model_name,
             max_waiting=self._hands.admission.line.limit,
         )
+        add_figures(response, self._hands.telemetry)
+        return response
 
     async def Generate(  # type: ignore[override]  # noqa: N802 - the contract's name; the stubs know generators only
         self, request: pb.GenerateRequest, context: Context
     ) -> None:
         """See the contract."""
         request_id = uuid.uuid4().hex
+        trace = self._hands.traces.call(tuple(context.invocation_metadata() or ()))
+        trace.describe({"sojourn.request_id": request_id})
         self._calls += 1
         self._idle.clear()
         try:
-            error = await self._attempt(request, context, request_id)
+            error = await self._attempt(request, context, request_id, trace)
             if error is not None:
                 await _abort(context, error, request_id)
         finally:
@@ -128,21 +138,23 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             return False
         return True
 
-    async def _attempt(self, message: pb.GenerateRequest, context: Context, request_id: str) -> BaseException | None:
+    async def _attempt(
+        self, message: pb.GenerateRequest, context: Context, request_id: str, trace: CallTrace
+    ) -> BaseException | None:
         """Serves a call and counts its end; answers the error that the caller is to get."""
         deadline = self._deadline(context)
         error: BaseException | None = None
         try:
-            await self._serve(message, context, request_id, deadline)
+            await self._serve(message, context, request_id, deadline, trace)
         except asyncio.CancelledError:
-            self._count(message, self._timely(errors.RequestCancelled(_GONE), deadline), request_id)
+            self._count(message, self._timely(errors.RequestCancelled(_GONE), deadline), request_id, trace)
             raise
         except errors.RequestCancelled as caught:
             error = self._timely(caught, deadline)
         except (Exception, errors.RequestStopped) as caught:
             error = caught.with_traceback(None) if is_expected(caught) else caught
             self._log_unexpected(error, request_id)
-        self._count(message, error, request_id)
+        self._count(message, error, request_id, trace)
         return error
 
     def _timely(self, cancelled: errors.RequestCancelled, deadline: float | None) -> BaseException:
@@ -156,11 +168,16 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         return None if left is None else self._hands.clock() + left
 
     async def _serve(
-        self, message: pb.GenerateRequest, context: Context, request_id: str, deadline: float | None
+        self,
+        message: pb.GenerateRequest,
+        context: Context,
+        request_id: str,
+        deadline: float | None,
+        trace: CallTrace,
     ) -> None:
         engine = self._health.require_engine()
         request = await self._validated(message, engine)
-        job = self._admit(request, request_id, deadline)
+        job = self._admit(request, request_id, deadline, trace)
         try:
             accepted_at = self._hands.clock()
             await self._write(context, self._accepted(job, engine))
@@ -169,7 +186,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             job.start(engine)
             await self._stream(job, context)
             seconds = self._hands.clock() - accepted_at
-            self._hands.telemetry.request_duration.labels(request.workflow).observe(seconds)
+            self._hands.telemetry.request_duration.labels(request.workflow).observe(seconds, trace.exemplar)
         finally:
             self._jobs.discard(job)
             job.close()
@@ -183,12 +200,21 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         finally:
             self._judging -= 1
 
-    def _admit(self, request: GenerationRequest, request_id: str, deadline: float | None) -> Job:
-        self._health.require_engine()  # the server may have begun to drain during validation
-        work = work_of(request)
+    def _admit(self, request: GenerationRequest, request_id: str, deadline: float | None, trace: CallTrace) -> Job:
+        engine = self._health.require_engine()  # the server may have begun to drain during validation
+        work = work_of(request, evaluations=engine.evaluations(request), step_frames=engine.step_frames(request))
         place = self._hands.admission.enter(work, deadline=deadline)
         watch = Watch(clock=self._hands.clock, deadline=deadline)
-        job = Job(hands=self._hands, request_id=request_id, request=request, work=work, place=place, watch=watch)
+        job = Job(
+            hands=self._hands,
+            request_id=request_id,
+            request=request,
+            work=work,
+            place=place,
+            watch=watch,
+            trace=trace,
+        )
+        trace.describe(_facts(request))
         self._jobs.add(job)
         return job
 
@@ -259,13 +285,29 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         if not is_expected(error) and not isinstance(error, UnexpectedFailure):
             _logger.error("a request failed in the server", exc_info=error, extra={"request_id": request_id})
 
-    def _count(self, message: pb.GenerateRequest, error: BaseException | None, request_id: str) -> None:
+    def _count(
+        self, message: pb.GenerateRequest, error: BaseException | None, request_id: str, trace: CallTrace
+    ) -> None:
         workflow = validation.asked_workflow(message) or UNKNOWN_WORKFLOW
         code = "OK" if error is None else status_of(error, request_id=request_id).code.name
         self._hands.telemetry.ended(workflow=workflow, code=code, refused=refusal(error))
+        trace.ended(code, message=str(error) if error is not None else "")
         if isinstance(error, errors.NonFiniteOutput):
             _logger.warning("%s", error, extra={"request_id": request_id})
         _logger.debug("request ended", extra={"request_id": request_id, "workflow": str(workflow), "code": code})
+
+
+def _facts(request: GenerationRequest) -> tracing.Attributes:
+    """What a trace tells of a request; never its prompt."""
+    return {
+        "sojourn.workflow": request.workflow.value,
+        "sojourn.width": request.width,
+        "sojourn.height": request.height,
+        "sojourn.frames": request.frames,
+        "sojourn.steps": request.steps,
+        "sojourn.clips": len(request.seeds),
+        "sojourn.quality": request.quality.value,
+    }
 
 
 async def _abort(context: Context, error: BaseException, request_id: str) -> None:

@@ -21,7 +21,6 @@ from sojourn.inference.requests import (
 )
 from sojourn.inference.server import media, rules
 from sojourn.inference.server.engine import Engine
-from sojourn.inference.server.references import as_reference
 from sojourn.v1 import inference_pb2 as pb
 
 WORKFLOWS = {
@@ -96,7 +95,7 @@ def resolve(
     violations = _Violations()
     _judge_tokens(message.prompt, engine, violations)
     keyframes = _keyframes(message, violations)
-    references = _references(message, violations)
+    references = _references(message, engine, violations)
     violations.raise_any()
     width, height = _canvas(message, keyframes, engine)
     defaults = engine.defaults
@@ -170,7 +169,9 @@ def _judge_canvas(message: pb.GenerateRequest, engine: Engine, violations: _Viol
         wrong_width = violations.add("size.width", rules.wrong_edge(width, limits))
         wrong_height = violations.add("size.height", rules.wrong_edge(height, limits))
         if not wrong_width and not wrong_height:
-            violations.add("size", rules.wrong_area(width, height, limits))
+            wrong_area = violations.add("size", rules.wrong_area(width, height, limits))
+            if not wrong_area and not message.untrained_size:
+                violations.add("size", rules.untrained_size(width, height, limits))
     elif canvas == "aspect_ratio":
         ratio = message.aspect_ratio
         violations.add("aspect_ratio", rules.wrong_aspect_ratio(ratio.width, ratio.height, limits))
@@ -271,13 +272,13 @@ _DECODERS: dict[str, Callable[[bytes], Image.Image | media.Video | media.Audio]]
 }
 
 
-def _references(message: pb.GenerateRequest, violations: _Violations) -> tuple[object, ...]:
+def _references(message: pb.GenerateRequest, engine: Engine, violations: _Violations) -> tuple[object, ...]:
     decoded = []
     for index, reference in enumerate(message.references):
         kind = reference.WhichOneof("media")
         assert kind is not None
         try:
-            decoded.append(as_reference(_DECODERS[kind](getattr(reference, kind))))
+            decoded.append(engine.reference(kind, _DECODERS[kind](getattr(reference, kind))))
         except media.UndecodableMedium as error:
             violations.add(f"references[{index}].{kind}", str(error))
     return tuple(decoded)

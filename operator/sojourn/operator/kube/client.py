@@ -45,6 +45,7 @@ DIFFUSION_SERVICES = Resource(f"{GROUP}/{VERSION}", "DiffusionService", "diffusi
 CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
 SECRETS = Resource("v1", "Secret", "secrets")
 PODS = Resource("v1", "Pod", "pods")
+NODES = Resource("v1", "Node", "nodes")
 EVENTS = Resource("v1", "Event", "events")
 DEPLOYMENTS = Resource("apps/v1", "Deployment", "deployments")
 SERVICES = Resource("v1", "Service", "services")

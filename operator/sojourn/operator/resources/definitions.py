@@ -1,5 +1,6 @@
 """The CustomResourceDefinitions: names, columns and subresources around the schemas of the models."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,7 +8,7 @@ from pydantic import BaseModel
 from sojourn.operator.resources import GROUP, VERSION, AdaLNCacheSpec, DiffusionServiceSpec, LayerwiseOffloadSpec
 from sojourn.operator.resources.diffusion_service import MAX_NAME_CHARACTERS
 from sojourn.operator.resources.schema import Schema, structural
-from sojourn.operator.resources.status import DiffusionServiceStatus, PolicyStatus
+from sojourn.operator.resources.status import UNSEEN, DiffusionServiceStatus, PolicyStatus
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Kind:
         summary: what it says, for `kubectl explain` and the documentation.
         columns: header, type and JSON path of what `kubectl get` prints.
         scales: whether `kubectl scale` works on it.
+        born: the status of a new object, until the operator writes one.
         rules: CEL rules over the whole object, each an expression and a message.
     """
 
@@ -32,6 +34,7 @@ class Kind:
     status: type[BaseModel]
     columns: tuple[tuple[str, str, str], ...]
     scales: bool = False
+    born: Mapping[str, Any] | None = None
     rules: tuple[tuple[str, str], ...] = ()
 
 
@@ -76,6 +79,7 @@ KINDS = (
             _AGE,
         ),
         scales=True,
+        born=UNSEEN,
         rules=(
             (
                 f"self.metadata.name.size() <= {MAX_NAME_CHARACTERS} && "
@@ -137,12 +141,17 @@ def _whole(kind: Kind) -> Schema:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": _spec(kind),
-            "status": structural(kind.status, defaults=False),
+            "status": _status(kind),
         },
     }
     if kind.rules:
         whole["x-kubernetes-validations"] = [{"rule": rule, "message": message} for rule, message in kind.rules]
     return {key: value for key, value in whole.items() if value != []}
+
+
+def _status(kind: Kind) -> Schema:
+    status = structural(kind.status, defaults=False)
+    return {**status, "default": dict(kind.born)} if kind.born else status
 
 
 def _spec(kind: Kind) -> Schema:

@@ -24,9 +24,9 @@ class ComponentOffload(Model):
         description="Name of the component in the pipeline, such as transformer or text_encoder."
     )
     mode: Mode = Field(default="Auto", description="As in the policy itself.")
-    resident_layers: Layers | None = Field(default=None, description="As in the policy itself.")
+    resident_layers: Layers | None = Field(default=None, description="Left out: as in the policy itself.")
     prefetch_layers: Annotated[int, Field(ge=0, le=64)] | None = Field(
-        default=None, description="As in the policy itself."
+        default=None, description="Left out: as in the policy itself."
     )
 
 

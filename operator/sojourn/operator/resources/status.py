@@ -24,6 +24,23 @@ class Condition(Model):
 _CONDITIONS: dict[str, Any] = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
 
 
+# What the API server says of a new DiffusionService: neither a person nor a tool takes it for served before the
+# operator has seen it, and the operator need not write so.
+UNSEEN: dict[str, Any] = {
+    "observedGeneration": -1,
+    "conditions": [
+        {
+            "type": "Ready",
+            "status": "Unknown",
+            "reason": "Pending",
+            "message": "the operator has not reported on it yet",
+            "observedGeneration": 0,
+            "lastTransitionTime": "1970-01-01T00:00:00Z",
+        }
+    ],
+}
+
+
 class ReleaseStatus(Model):
     """The Helm release of the service."""
 
@@ -65,10 +82,13 @@ class AdaLNStatus(Model):
 
 
 class MemoryPlanEntry(Model):
-    """The host memory that one thing takes."""
+    """The memory that one thing takes."""
 
-    name: str = Field(description="What takes it.")
+    name: str = Field(
+        description="What takes it: a setting, or hostPeak and devicePeak, the most that any stage of the model takes."
+    )
     size: str = Field(description="How much.")
+    budget: str = Field(default="", description="What it may take, where the model has said so.")
 
 
 class FailureStatus(Model):
@@ -102,7 +122,8 @@ class DiffusionServiceStatus(Model):
     family: str = Field(default="", description="Its family.")
     memory_plan: tuple[MemoryPlanEntry, ...] = Field(
         default=(),
-        description="Host memory that the settings ask for, held against the memory limit by PlanFits.",
+        description="Host memory that the settings ask for, held against the memory limit and the nodes by PlanFits, "
+        "and what the model has planned from the headers of its checkpoint.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     residency: ResidencyStatus | None = Field(default=None, description="Where the weights are.")

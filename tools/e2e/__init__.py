@@ -1,0 +1,1 @@
+"""`make e2e`: from a checkout to tests on pods that run, in one command, and nothing left behind."""
