@@ -103,7 +103,9 @@ async def test_metrics_of_mounting_and_of_skipping(load_tiered: Callable[..., Pi
 
 
 def test_steps_of_one_tier_say_nothing_of_another(make_request: Callable[..., GenerationRequest]) -> None:
-    works: dict[QualityTier, Work] = {tier: work_of(make_request(quality=tier)) for tier in QualityTier}
+    works: dict[QualityTier, Work] = {
+        tier: work_of(make_request(quality=tier), evaluations=2, step_frames=124) for tier in QualityTier
+    }
     pace = Pace()
     pace.observe_step(works[QualityTier.LOSSLESS], 4.0, now=0.0)
     pace.observe_step(works[QualityTier.HIGH], 1.0, now=0.0)
