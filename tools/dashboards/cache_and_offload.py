@@ -308,7 +308,7 @@ def _offload() -> list[Panel]:
         ),
         lines(
             "Fast paths given up",
-            "By reason: prefetch, pin, register. Each is told once at WARNING. Metric: "
+            "By reason: prefetch, direct, pin, register. Each is told once at WARNING. Metric: "
             "sojourn_offload_fallbacks_total.",
             "ops",
             Query(f"sum by (reason) ({per_second('offload_fallbacks_total')})", "{{reason}}"),
