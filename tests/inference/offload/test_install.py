@@ -13,6 +13,7 @@ from sojourn.inference.families.table import family_of
 from sojourn.inference.loading.components import build_component
 from sojourn.inference.loading.folder import read_folder
 from sojourn.inference.offload import assemble
+from sojourn.inference.offload.activations import Workload, headroom_bytes
 from sojourn.inference.offload.install import Devices, install
 from sojourn.inference.offload.memory_plan import Machine
 from sojourn.inference.offload.observer import Silent
@@ -309,6 +310,21 @@ def test_the_component_map_is_published_at_load_and_at_every_stage(tiny_folder, 
     assert ended.generation > denoise.generation
     pipeline.offload.close()
     assert not path.exists()
+
+
+def test_a_stage_whose_components_tell_no_width_needs_by_the_measure_of_the_model(
+    tiny_folder, make_request, make_watch, tmp_path
+):
+    """The decoder of a model 32 wide does not take the 12 GiB of one that is 5376 wide."""
+    path = tmp_path / "map"
+    asked = options(Mode.COMPONENT, component_map=str(path), workload=Workload(), host_memory_bytes=64 << 30)
+    pipeline = load_pipeline(tiny_folder, device=DeviceChoice.CPU, offload=asked)
+    needs = []
+    pipeline.run_clip(
+        make_request(), 0, make_watch(listener=lambda event: needs.append(read_map(path).next_stage_need_bytes))
+    )
+    pipeline.offload.close()
+    assert 0 < max(needs) < headroom_bytes(Workload(), hidden_size=64)
 
 
 def test_the_map_of_a_device_tells_of_both_representations(tiny_folder, make_request, make_watch, tmp_path, tiny):
