@@ -1,7 +1,7 @@
 """What the step cache of tier `high` costs in the picture and saves in time, measured on one checkpoint.
 
-Each clip is made at `lossless` and at `high` from the same seed; frames and latents are compared. The fusions are on, so
-that the error is that of the whole tier. Thresholds beside each other show the choice; `--write FILE` puts the entry of
+Each clip is made at `lossless` and at `high` from the same seed; frames and latents are compared. The fusions are on:
+the error is that of the whole tier. Thresholds beside each other show the choice; `--write FILE` puts the entry of
 the one threshold given into a table that `sojourn serve --step-cache-table` reads (the table that comes with Sojourn is
 inference/sojourn/inference/quality/measured.json). Only what was measured is served: these workflows, this dtype, and
 numbers of steps between the lowest and the highest one here.
@@ -11,7 +11,7 @@ numbers of steps between the lowest and the highest one here.
 - latents: root mean square error relative to the lossless latents', worst clip.
 - skipped: share of the evaluations; faster: seconds of lossless by seconds of high, of the denoising alone.
 
-    python bench/step_cache.py MODEL [--threshold 0.1] [--steps 12,20,50] [--prompt TEXT ...] [--write FILE] [--json]
+    python bench/step_cache.py [MODEL] [--threshold 0.1] [--steps 12,20,50] [--prompt TEXT ...] [--write FILE] [--json]
 """
 
 import argparse
@@ -41,6 +41,7 @@ from sojourn.inference.quality.settings import Fusions, QualitySettings  # noqa:
 from sojourn.inference.requests import Clip, GenerationRequest, QualityTier, Workflow  # noqa: E402
 from sojourn.inference.watch import Event, Stage, StageBegan, Watch  # noqa: E402
 
+DIGITS = ROOT / "models" / "h3-digits"
 PROMPTS = ("a moving seven", "a moving three", "a moving zero", "a moving five")
 WINDOW = 7
 # Of the field's usual constants of SSIM, for values from 0 to 1.
@@ -99,7 +100,7 @@ class Denoising:
 def main() -> int:
     """Command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("model", type=Path, help="model folder")
+    parser.add_argument("model", type=Path, nargs="?", default=DIGITS, help="model folder; h3-digits by default")
     parser.add_argument("--threshold", default="0.1", help="one, or several with commas")
     parser.add_argument("--steps", default="12,20,50", help="points of the schedules, with commas")
     parser.add_argument("--prompt", action="append", help="repeat it; one clip each, with a seed of its own")
