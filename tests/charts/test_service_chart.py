@@ -167,7 +167,13 @@ ALTERED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 # What has its effect in the operator and not in the release; each is tested in tests/operator.
-ELSEWHERE = {"service.adaLNCacheRef.name", "service.layerwiseOffloadRef.name", "service.suspend"}
+ELSEWHERE = {
+    "service.workflows",
+    "service.model.family",
+    "service.adaLNCacheRef.name",
+    "service.layerwiseOffloadRef.name",
+    "service.suspend",
+}
 # Said to be without effect in its own description.
 WITHOUT_EFFECT = {"service.residency.resources.gpu.count", "service.residency.resources.gpu.resourceName"}
 SPECS = {"service": DiffusionServiceSpec, "adaln": AdaLNCacheSpec, "offload": LayerwiseOffloadSpec}

@@ -40,7 +40,7 @@ class Trap:
 
     def counts(self, request: web.Request) -> bool:
         """Whether this is the write to kill at."""
-        if request.method in ("GET", "HEAD") or not request.headers.get("User-Agent", "").startswith(self.agent):
+        if not is_write(request) or not request.headers.get("User-Agent", "").startswith(self.agent):
             return False
         self.seen += 1
         return self.seen == self.at

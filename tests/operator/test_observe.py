@@ -159,6 +159,13 @@ def test_a_model_beyond_its_budget_does_not_fit_and_that_stays_said() -> None:
     ) != (fits)
 
 
+def test_workflows_are_those_that_every_pod_serves() -> None:
+    both = info(workflows=[inference_pb2.WORKFLOW_T2VA, inference_pb2.WORKFLOW_FL2VA])
+    one = info(workflows=[inference_pb2.WORKFLOW_T2VA])
+    assert summarise([pod("a", info=both), pod("b", info=one)]).workflows == {"T2VA"}
+    assert summarise([pod("a", info=None)]).workflows is None, "not asked is not missing"
+
+
 def test_small_movements_are_no_reason_to_write() -> None:
     assert rounded(1_000_000_000) == rounded(1_004_000_000)
     assert human(0) == "0"

@@ -86,6 +86,12 @@ async def test_from_a_service_to_ready_and_from_an_edit_to_ready_again(
     await kube.create(DIFFUSION_SERVICES, service(namespace))
     await until_condition(kube, namespace, "Released", "True")
     first = await status(kube, namespace)
+    # What a first install may cost: one helm process; the finalizer and the status.
+    cost = operator.metrics()
+    assert cost['sojourn_operator_helm_calls_total{verb="upgrade"}'] == 1
+    assert cost['sojourn_operator_helm_calls_total{verb="template"}'] == 0
+    assert cost['sojourn_operator_api_writes_total{what="metadata"}'] == 1
+    assert first["release"]["digest"]
     assert condition(first, "Ready")["status"] in ("False", "Unknown")
     assert condition(first, "Reconciling")["status"] == "True"
     await serve(kube, namespace, model)
@@ -486,6 +492,18 @@ async def test_ready_needs_the_word_of_the_model_and_the_figures_come_from_it(
         said = await until_condition(kube, namespace, "Ready", "Unknown", reason="HealthUnreachable")
         assert "gets no answer" in said["message"]
     await until_condition(kube, namespace, "Ready", "True")
+    # What is served is not what is wanted: no pod is the worse for it, and Ready says so.
+    before = await revisions(kube, namespace)
+    await change(kube, namespace, workflows=["T2VA", "REF2VA"])
+    said = await until_condition(kube, namespace, "Ready", "False", reason="WorkflowMissing")
+    assert "wants REF2VA" in said["message"]
+    await until_condition(kube, namespace, "Stalled", "True", reason="WorkflowMissing")
+    await change(kube, namespace, workflows=["T2VA"], model={"family": "other"})
+    await until_condition(kube, namespace, "Ready", "False", reason="OtherFamily")
+    await change(kube, namespace, model={"family": "minimax-h3"})
+    await until_condition(kube, namespace, "Ready", "True")
+    assert condition(await status(kube, namespace), "Stalled")["status"] == "Absent"
+    assert await revisions(kube, namespace) == before
 
 
 async def test_many_edits_end_in_the_last_one_and_a_delete_in_the_middle_ends(

@@ -276,9 +276,11 @@ def _offload() -> list[Panel]:
         ),
         lines(
             "Copied to the device",
-            "Weights copied from host to device. Metric: sojourn_offload_copied_bytes_total.",
+            "Weights copied from host to device; where both share memory, read around the page cache for one use. "
+            "Metrics: sojourn_offload_copied_bytes_total, sojourn_offload_direct_read_bytes_total.",
             "Bps",
             Query(f"sum by (component) ({per_second('offload_copied_bytes_total')})", "{{component}}"),
+            Query(f"sum by (component) ({per_second('offload_direct_read_bytes_total')})", "{{component}} · read"),
         ),
         rows_of(
             "Layers by tier",
@@ -299,7 +301,7 @@ def _offload() -> list[Panel]:
         ),
         lines(
             "Fast paths given up",
-            "By reason: prefetch, pin, register. Each is told once at WARNING. Metric: "
+            "By reason: prefetch, direct, pin, register. Each is told once at WARNING. Metric: "
             "sojourn_offload_fallbacks_total.",
             "ops",
             Query(f"sum by (reason) ({per_second('offload_fallbacks_total')})", "{{reason}}"),

@@ -8,6 +8,7 @@ from sojourn.operator.plan import Space, human
 from sojourn.operator.pods import Health, PodView
 from sojourn.operator.resources.status import AdaLNStatus, ComponentResidency, ResidencyStatus
 from sojourn.v1 import inference_pb2, residency_pb2
+from sojourn.v1.inference_pb2 import Workflow
 from sojourn.v1.residency_pb2 import Tier
 
 # Results of transactions that have served a request.
@@ -25,6 +26,7 @@ class View:
         visible: whether every sidecar answered and sees its process.
         reason: why not.
         message: for people.
+        workflows: that every model serves; None where none could be asked.
         spaces: the model's own memory plan, the largest over the pods.
         not_owned: bytes that are cold but stay, since the checkpoint's files belong to another user; None: unknown.
     """
@@ -37,6 +39,7 @@ class View:
     message: str
     model: str = ""
     family: str = ""
+    workflows: frozenset[str] | None = None
     residency: ResidencyStatus | None = None
     adaln: AdaLNStatus | None = None
     spaces: tuple[Space, ...] = ()
@@ -65,6 +68,7 @@ def summarise(pods: Sequence[PodView], *, obstacle: str = "") -> View:
         message=message,
         model=next((info.model for info in infos if info.model), ""),
         family=next((info.family for info in infos if info.family), ""),
+        workflows=_workflows(infos),
         residency=_residency(sidecars),
         adaln=_adaln(infos),
         spaces=_spaces(infos),
@@ -151,6 +155,13 @@ def _adaln(infos: Sequence[inference_pb2.GetInfoResponse]) -> AdaLNStatus | None
         builds=builds,
         saved=human(rounded(max(0, saved))),
     )
+
+
+def _workflows(infos: Sequence[inference_pb2.GetInfoResponse]) -> frozenset[str] | None:
+    served = [
+        frozenset(Workflow.Name(workflow).removeprefix("WORKFLOW_") for workflow in info.workflows) for info in infos
+    ]
+    return frozenset.intersection(*served) if served else None
 
 
 def _spaces(infos: Sequence[inference_pb2.GetInfoResponse]) -> tuple[Space, ...]:

@@ -36,6 +36,7 @@ from sojourn.operator.reconcile import Pace, Reconciler
 from sojourn.operator.records import RecordBook
 from sojourn.operator.releases import Releases
 from sojourn.operator.telemetry import Problem, Snapshot, Telemetry
+from sojourn.operator.writing import Writer
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +125,7 @@ class Operator:
             chart=chart_label(settings.helm.chart),
             telemetry=self.telemetry,
             nodes=self.nodes,
+            writer=Writer(self.kube, self.cache, settings.pace.observe_seconds),
             pace=settings.pace,
         )
         self.admission = Admission(self.kube, self.cache, self.nodes, self.telemetry)

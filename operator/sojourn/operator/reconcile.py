@@ -11,22 +11,18 @@ from datetime import UTC, datetime, timedelta
 
 from sojourn.operator.cache import Cache, Key
 from sojourn.operator.checks import check
-from sojourn.operator.conditions import POLICY_RESOLVED, READY, RELEASED, STALLED, Verdict, find, transitions
+from sojourn.operator.conditions import READY, RELEASED, Verdict, find
 from sojourn.operator.credentials import caller_of
 from sojourn.operator.defaults import Defaults
 from sojourn.operator.desired import Owner, desired
 from sojourn.operator.errors import ApiError, Conflict, NotFound, OperatorError, Permanent
 from sojourn.operator.helm import HelmForbidden, Unreachable
 from sojourn.operator.kube.client import (
-    ADALN_CACHES,
     DEPLOYMENTS,
     DIFFUSION_SERVICES,
-    EVENTS,
-    LAYERWISE_OFFLOADS,
     PODS,
     Kube,
     Object,
-    Resource,
 )
 from sojourn.operator.naming import FINALIZER, RECONCILE_AT, release_name
 from sojourn.operator.nodes import Nodes
@@ -35,31 +31,23 @@ from sojourn.operator.pods import look
 from sojourn.operator.records import UnreadableRecord
 from sojourn.operator.releases import Outcome, Releases, Target
 from sojourn.operator.reporting import (
-    FIGURES,
     Block,
     Findings,
     blocked,
-    changes,
     failing_status,
     policy_status,
-    ready_conditions,
     says_something,
     service_status,
     starting_status,
     unresolved,
 )
 from sojourn.operator.resources import DiffusionServiceSpec
-from sojourn.operator.resources.status import Condition, DiffusionServiceStatus, PolicyStatus, ReleaseStatus
+from sojourn.operator.resources.status import DiffusionServiceStatus, PolicyStatus, ReleaseStatus
 from sojourn.operator.telemetry import Telemetry
 from sojourn.operator.workload import judge
+from sojourn.operator.writing import Writer
 
 logger = logging.getLogger(__name__)
-
-_BY_KIND: dict[str, Resource] = {
-    resource.kind: resource for resource in (DIFFUSION_SERVICES, ADALN_CACHES, LAYERWISE_OFFLOADS)
-}
-# People get an event when one of these turns, not for every figure.
-_TOLD = (READY, STALLED, POLICY_RESOLVED, "PlanFits")
 
 
 @dataclass(frozen=True)
@@ -117,12 +105,12 @@ class Reconciler:
     chart: str
     telemetry: Telemetry
     nodes: Nodes
+    writer: Writer
     pace: Pace = field(default_factory=Pace)
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     # Deployments or whole services whose objects are to be compared with their manifest at the next pass.
     suspects: set[Key] = field(default_factory=set)
     _refusals: dict[Key, _Refusal] = field(default_factory=dict)
-    _figures_written: dict[Key, datetime] = field(default_factory=dict)
     _looked: dict[Key, datetime] = field(default_factory=dict)
     _failed_deletes: dict[Key, int] = field(default_factory=dict)
 
@@ -153,9 +141,9 @@ class Reconciler:
         item = self.cache.resources.get(key)
         if item is None or key.kind != DIFFUSION_SERVICES.kind:
             return
-        status = failing_status(_status_of(item), item, error.reason, str(error), now=self._stamp())
+        status = failing_status(_status_of(item), item, error.reason, str(error), now=self.writer.stamp())
         try:
-            await self._write_status(key, status)
+            await self.writer.write_status(key, status)
         except ApiError as unwritten:
             logger.debug("status of %s not written: %s", key, unwritten)
 
@@ -164,7 +152,7 @@ class Reconciler:
     async def _service(self, key: Key, item: Object) -> float | None:
         # Nothing is installed before the finalizer is there: without it there is nothing to recover.
         known = FINALIZER in item["metadata"].get("finalizers", [])
-        item = await self._ensure_finalizer(key, item)
+        item = await self.writer.ensure_finalizer(key, item)
         # From here on `item` is what this pass speaks of. The cache may move on to a newer spec meanwhile; what is
         # found out about this one must not be said of that one.
         findings, target = self._resolve(key, item)
@@ -176,7 +164,7 @@ class Reconciler:
         else:
             findings = self._stay(key, item, findings)
         findings = await self._inspect(key, item, replace(findings, handled=handled))
-        await self._write_status(key, service_status(self._before(key), item, findings, now=self._stamp()))
+        await self.writer.write_status(key, service_status(self._before(key), item, findings, now=self.writer.stamp()))
         return self._next_look(findings, outcome)
 
     def _resolve(self, key: Key, item: Object) -> tuple[Findings, Target | None]:
@@ -217,8 +205,8 @@ class Reconciler:
 
         async def before_apply() -> None:
             if says_something(before):
-                status = starting_status(self._before(key), item, "applying the release", now=self._stamp())
-                await self._write_status(key, status)
+                status = starting_status(self._before(key), item, "applying the release", now=self.writer.stamp())
+                await self.writer.write_status(key, status)
 
         outcome = await self.releases.settle(
             target, known_before=wish.known_before, before_apply=before_apply, noted=before.release
@@ -245,13 +233,13 @@ class Reconciler:
         except UnreadableRecord as error:
             await self.releases.repair(target)
             self.telemetry.recoveries.inc()
-            await self._event(key, "Warning", error.reason, str(error))
+            await self.writer.event(key, "Warning", error.reason, str(error))
             raise
         for drift in drifted:
             self.telemetry.drifted.labels(drift.kind).inc()
         if drifted:
             logger.info("%s/%s: drift corrected: %s", key.namespace, key.name, "; ".join(map(str, drifted)))
-            await self._event(key, "Normal", "DriftCorrected", "; ".join(map(str, drifted)))
+            await self.writer.event(key, "Normal", "DriftCorrected", "; ".join(map(str, drifted)))
             await self._refresh_deployment(key)
         return outcome
 
@@ -281,7 +269,7 @@ class Reconciler:
         if not workload.existing:
             return replace(findings, workload=workload)
         # A model that was not found serving is asked each time; one that was, as often as figures are looked at.
-        if workload.ready == "True" and self._was_ready(key, item) and not self._due(self._looked, key):
+        if workload.ready == "True" and self._was_ready(key, item) and not self._look_due(key):
             return replace(findings, workload=workload)
         pods = await self.kube.list(PODS, key.namespace, labels=f"app.kubernetes.io/instance={release_name(key.name)}")
         workload = judge(deployment, pods)
@@ -299,9 +287,8 @@ class Reconciler:
         generation = item["metadata"]["generation"]
         return ready is not None and ready.status == "True" and ready.observed_generation == generation
 
-    def _due(self, times: dict[Key, datetime], key: Key) -> bool:
-        """Whether what is done every `observe_seconds` is to be done again."""
-        last = times.get(key)
+    def _look_due(self, key: Key) -> bool:
+        last = self._looked.get(key)
         return last is None or self.now() - last >= timedelta(seconds=self.pace.observe_seconds)
 
     def _next_look(self, findings: Findings, outcome: Outcome) -> float | None:
@@ -310,7 +297,8 @@ class Reconciler:
         workload = findings.workload
         if workload is None or not workload.wanted:
             return None
-        return self.pace.observe_seconds if workload.ready == "True" else self.pace.unready_seconds
+        serves = workload.ready == "True" and (findings.view is None or findings.view.serving == "True")
+        return self.pace.observe_seconds if serves else self.pace.unready_seconds
 
     # ---- deletion -------------------------------------------------------------------------------------------------
 
@@ -328,8 +316,7 @@ class Reconciler:
         except OperatorError:
             self._failed_deletes[key] = failures + 1
             raise
-        position = metadata["finalizers"].index(FINALIZER)
-        await self._patch(key, item, [{"op": "remove", "path": f"/metadata/finalizers/{position}"}])
+        await self.writer.remove_finalizer(key, item)
         self._forget(key)
 
     # ---- policies -------------------------------------------------------------------------------------------------
@@ -339,87 +326,19 @@ class Reconciler:
             return
         users = [user.name for user in self.cache.users_of(key)]
         before = PolicyStatus.model_validate(item.get("status") or {})
-        await self._write_status(key, policy_status(before, item, users, now=self._stamp()))
+        await self.writer.write_status(key, policy_status(before, item, users, now=self.writer.stamp()))
 
-    # ---- writing --------------------------------------------------------------------------------------------------
-
-    async def _ensure_finalizer(self, key: Key, item: Object) -> Object:
-        finalizers = item["metadata"].get("finalizers")
-        if FINALIZER in (finalizers or []):
-            return item
-        operation = (
-            {"op": "add", "path": "/metadata/finalizers/-", "value": FINALIZER}
-            if finalizers
-            else {"op": "add", "path": "/metadata/finalizers", "value": [FINALIZER]}
-        )
-        return await self._patch(key, item, [operation])
-
-    async def _patch(self, key: Key, item: Object, operations: list[Object]) -> Object:
-        """A JSON patch that holds for this very version of the object only."""
-        test = {"op": "test", "path": "/metadata/resourceVersion", "value": item["metadata"]["resourceVersion"]}
-        answer = await self.kube.json_patch(_BY_KIND[key.kind], key.namespace, key.name, [test, *operations])
-        self.cache.put(key, answer)
-        return answer
-
-    async def _write_status(self, key: Key, status: Object) -> None:
-        """Writes what differs; figures alone only as often as they are looked at."""
-        item = self.cache.resources[key]
-        before = item.get("status") or {}
-        changed = changes(before, status)
-        if not changed:
-            return
-        if changed.keys() <= FIGURES and not self._due(self._figures_written, key):
-            return
-        body = {"status": changed}
-        answer = await self.kube.merge(_BY_KIND[key.kind], key.namespace, key.name, body, subresource="status")
-        self.cache.put(key, answer)
-        self._figures_written[key] = self.now()
-        if key.kind == DIFFUSION_SERVICES.kind:
-            await self._tell_transitions(key, before, status)
-
-    async def _tell_transitions(self, key: Key, before: Object, after: Object) -> None:
-        earlier, later = ready_conditions(before), ready_conditions(after)
-        for turned in transitions(earlier, later):
-            if turned.type in _TOLD and (type_ := _worth_telling(find(earlier, turned.type), turned)):
-                await self._event(key, type_, turned.reason, f"{turned.type} {turned.status}: {turned.message}")
+    # ---- telling --------------------------------------------------------------------------------------------------
 
     async def _tell_outcome(self, key: Key, outcome: Outcome) -> None:
         if outcome.recovered:
             self.telemetry.recoveries.inc()
             logger.warning("%s/%s: %s", key.namespace, key.name, outcome.recovered)
-            await self._event(key, "Warning", "ReleaseRecovered", outcome.recovered)
+            await self.writer.event(key, "Warning", "ReleaseRecovered", outcome.recovered)
         if outcome.swept:
-            await self._event(key, "Normal", "StrayObjectsDeleted", ", ".join(outcome.swept))
+            await self.writer.event(key, "Normal", "StrayObjectsDeleted", ", ".join(outcome.swept))
         if outcome.applied and outcome.record:
             logger.info("%s/%s: release revision %d", key.namespace, key.name, outcome.record.revision)
-
-    async def _event(self, key: Key, type_: str, reason: str, message: str) -> None:
-        """An event about an object; that it cannot be written stops nothing."""
-        item = self.cache.resources.get(key)
-        if item is None:
-            return
-        stamp = self._stamp()
-        body = {
-            "metadata": {"generateName": f"{key.name}.", "namespace": key.namespace},
-            "involvedObject": {
-                "apiVersion": item["apiVersion"],
-                "kind": key.kind,
-                "name": key.name,
-                "namespace": key.namespace,
-                "uid": item["metadata"]["uid"],
-            },
-            "type": type_,
-            "reason": reason,
-            "message": message[:1024],
-            "source": {"component": "sojourn-operator"},
-            "firstTimestamp": stamp,
-            "lastTimestamp": stamp,
-            "count": 1,
-        }
-        try:
-            await self.kube.create(EVENTS, body, what="event")
-        except ApiError as error:
-            logger.debug("event about %s not written: %s", key, error)
 
     async def _refresh_deployment(self, key: Key) -> None:
         """Reads what was just applied: the cache may not have seen it, and would call old pods the new ones."""
@@ -431,7 +350,7 @@ class Reconciler:
     async def _look_again(self, key: Key, error: ApiError) -> None:
         """After 404 or a conflict: read the object; where it is gone the work is over."""
         try:
-            self.cache.put(key, await self.kube.get(_BY_KIND[key.kind], key.namespace, key.name))
+            await self.writer.look_again(key)
         except NotFound:
             self.cache.drop(key)
             self._forget(key)
@@ -452,11 +371,9 @@ class Reconciler:
     def _before(self, key: Key) -> DiffusionServiceStatus:
         return _status_of(self.cache.resources[key])
 
-    def _stamp(self) -> str:
-        return self.now().strftime("%Y-%m-%dT%H:%M:%SZ")
-
     def _forget(self, key: Key) -> None:
-        for known in (self._refusals, self._figures_written, self._looked, self._failed_deletes):
+        self.writer.forget(key)
+        for known in (self._refusals, self._looked, self._failed_deletes):
             known.pop(key, None)
         self.suspects.discard(key)
 
@@ -465,17 +382,6 @@ def _asked(item: Object) -> str | None:
     """The value of the annotation that asks for a pass, where it was not obeyed yet."""
     value = (item["metadata"].get("annotations") or {}).get(RECONCILE_AT)
     return value if value and value != _status_of(item).last_handled_reconcile_at else None
-
-
-def _worth_telling(before: Condition | None, after: Condition) -> str | None:
-    """The type of event for a condition that turned; None where it is no news."""
-    bad = after.status == ("True" if after.type == STALLED else "False")
-    if after.type == READY:
-        return "Normal" if after.status == "True" else None
-    if bad:
-        return "Warning"
-    recovered = before is not None and before.status == "False" and after.status == "True"
-    return "Normal" if recovered else None
 
 
 def _status_of(item: Object) -> DiffusionServiceStatus:

@@ -176,7 +176,7 @@ def _verdicts(before: DiffusionServiceStatus, service: Object, findings: Finding
         verdicts.append(Verdict(RESIDENCY_VISIBLE, "True" if view.visible else "False", view.reason, view.message))
     if view and view.not_owned is not None:
         verdicts.append(_page_out(view.not_owned))
-    return [*verdicts, *_summary(findings)]
+    return [*verdicts, *_summary(service, findings)]
 
 
 def _fits(plan: HostPlan, spaces: Sequence[Space]) -> Verdict:
@@ -201,12 +201,12 @@ def _page_out(not_owned: float) -> Verdict:
     )
 
 
-def _summary(findings: Findings) -> list[Verdict]:
+def _summary(service: Object, findings: Findings) -> list[Verdict]:
     """Ready, Reconciling, Stalled."""
     workload, block = findings.workload, findings.block
-    stalled = _stalled(findings)
+    stalled = _stalled(service, findings)
     if findings.in_place and workload:
-        ready = _ready(workload, findings.view)
+        ready = _ready(service, workload, findings.view)
     elif block:
         ready = Verdict(READY, "False", block.reason, block.message)
     else:
@@ -218,20 +218,40 @@ def _summary(findings: Findings) -> list[Verdict]:
     return [ready, reconciling, *([stalled] if stalled else [])]
 
 
-def _ready(workload: Workload, view: View | None) -> Verdict:
+def _ready(service: Object, workload: Workload, view: View | None) -> Verdict:
     """What the Deployment says and, where all its pods serve, what the models say themselves."""
     if workload.ready != "True" or view is None:
         return Verdict(READY, workload.ready, workload.reason, workload.message)
     if view.serving != "True":
         return Verdict(READY, view.serving, view.health, view.health_message)
+    if other := _other_model(service, view):
+        return Verdict(READY, "False", *other)
     return Verdict(READY, "True", workload.reason, workload.message)
 
 
-def _stalled(findings: Findings) -> Verdict | None:
+def _other_model(service: Object, view: View) -> tuple[str, str] | None:
+    """Reason and message where what is served is not what the spec wants; None where it is, or cannot be asked."""
+    if view.workflows is None:
+        return None
+    family = service["spec"]["model"].get("family")
+    if family and view.family != family:
+        return "OtherFamily", f"the checkpoint is of the family {view.family}, and model.family wants {family}"
+    if missing := sorted(set(service["spec"].get("workflows") or ()) - view.workflows):
+        served = ", ".join(sorted(view.workflows)) or "none"
+        return (
+            "WorkflowMissing",
+            f"workflows wants {', '.join(missing)}, and the model serves {served}: take a whole checkpoint",
+        )
+    return None
+
+
+def _stalled(service: Object, findings: Findings) -> Verdict | None:
     block = findings.block
     if block and block.stalled:
         return Verdict(STALLED, "True", block.reason, block.message)
-    workload = findings.workload
+    workload, view = findings.workload, findings.view
+    if findings.in_place and view and view.serving == "True" and (other := _other_model(service, view)):
+        return Verdict(STALLED, "True", *other)
     if findings.in_place and workload and workload.failed:
         return Verdict(STALLED, "True", workload.reason, f"{workload.message}; pods of the spec before serve on")
     return None

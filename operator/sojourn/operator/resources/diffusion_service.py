@@ -73,6 +73,11 @@ class ModelSource(Model):
     name: Annotated[str, Field(min_length=1, max_length=63)] | None = Field(
         default=None, description="What the model is called in answers and metrics. Left out: its folder's name."
     )
+    family: Annotated[str, Field(min_length=1, max_length=63)] | None = Field(
+        default=None,
+        description="Family that the checkpoint must be of, such as minimax-h3. A model of another one is not Ready. "
+        "Left out: any.",
+    )
     built_in: BuiltInModel | None = Field(default=None, description="In the inference image.")
     persistent_volume_claim: ClaimedModel | None = Field(default=None, description="On a claim of this namespace.")
     host_path: HostPathModel | None = Field(default=None, description="In a folder of the node.")
@@ -262,6 +267,13 @@ class DiffusionServiceSpec(Model):
     )
 
     model: ModelSource = Field(description="Where the checkpoint comes from.")
+    workflows: Annotated[tuple[Literal["T2VA", "FL2VA", "REF2VA"], ...], Field(max_length=8)] = Field(
+        default=(),
+        description="Workflows that must be served: T2VA from text, FL2VA from first and last frame, REF2VA from "
+        "references. A model that lacks the weights or the pre-processing of one is not Ready. Left out: what there "
+        "is.",
+        json_schema_extra={"x-kubernetes-list-type": "set"},
+    )
     device: Literal["Auto", "CPU", "CUDA"] = Field(default="Auto", description="What the model runs on.")
     replicas: Annotated[int, Field(ge=0, le=1000)] = Field(
         default=1, description="Pods, where autoscaling is not set. `kubectl scale dsvc` changes it."
