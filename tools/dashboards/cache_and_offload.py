@@ -273,14 +273,21 @@ def _offload() -> list[Panel]:
             "Share of time in which computation waited for weights. Metric: sojourn_offload_wait_seconds_total.",
             "percentunit",
             Query(f"sum by (component) ({per_second('offload_wait_seconds_total')})", "{{component}}"),
+            span=8,
         ),
         lines(
             "Copied to the device",
-            "Weights copied from host to device; where both share memory, read around the page cache for one use. "
-            "Metrics: sojourn_offload_copied_bytes_total, sojourn_offload_direct_read_bytes_total.",
+            "Weights copied from host to device. Metric: sojourn_offload_copied_bytes_total.",
             "Bps",
             Query(f"sum by (component) ({per_second('offload_copied_bytes_total')})", "{{component}}"),
-            Query(f"sum by (component) ({per_second('offload_direct_read_bytes_total')})", "{{component}} · read"),
+            span=8,
+        ),
+        lines(
+            "Read around the page cache",
+            "Weights read directly from storage, for one use. Metric: sojourn_offload_direct_read_bytes_total.",
+            "Bps",
+            Query(f"sum by (component) ({per_second('offload_direct_read_bytes_total')})", "{{component}}"),
+            span=8,
         ),
         rows_of(
             "Layers by tier",
