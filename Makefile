@@ -5,8 +5,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard proto/sojourn/v1/*.proto)
 
-.PHONY: demo test rules-test faults lint proto crds metrics dashboards prometheus screenshots images bench e2e format \
-        clean
+.PHONY: demo test rules-test faults lint proto crds metrics families dashboards prometheus screenshots images bench e2e \
+         format clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -37,6 +37,7 @@ lint: $(STAMP)  ## Format, style, types, layers, protobuf rules, generated files
 	$(BIN)/python -m tools.stubs --check
 	$(BIN)/python -m tools.crds --check
 	$(BIN)/python -m tools.metrics_table --check
+	$(BIN)/python -m tools.families_table --check
 	$(BIN)/python -m tools.dashboards --check
 
 format: $(STAMP)  ## Format and repair what can be repaired
@@ -66,6 +67,9 @@ e2e: $(STAMP)  ## kubectl apply to a served video, on one node of Kubernetes: im
 
 metrics: $(STAMP)  ## Generate docs/metrics.md
 	$(BIN)/python -m tools.metrics_table
+
+families: $(STAMP)  ## Generate docs/families.md
+	$(BIN)/python -m tools.families_table
 
 dashboards: $(STAMP)  ## Build the dashboards of charts/sojourn
 	$(BIN)/python -m tools.dashboards

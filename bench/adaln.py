@@ -45,7 +45,8 @@ from safetensors.torch import save_file  # noqa: E402
 from sojourn.inference.adaln.cache import PlanCache  # noqa: E402
 from sojourn.inference.adaln.caches import PlanCaches  # noqa: E402
 from sojourn.inference.adaln.counters import Counters, Result  # noqa: E402
-from sojourn.inference.adaln.families import MINIMAX_H3, Inputs  # noqa: E402
+from sojourn.inference.adaln.families import MINIMAX_H3  # noqa: E402
+from sojourn.inference.adaln.family import Inputs  # noqa: E402
 from sojourn.inference.adaln.host import HostTier  # noqa: E402
 from sojourn.inference.adaln.plans import Plan  # noqa: E402
 from sojourn.inference.adaln.projection import Job  # noqa: E402
@@ -227,14 +228,14 @@ def build_figures(folder: ComponentFolder, steps: int, rounds: int) -> Iterator[
 
 def products_of(folder: ComponentFolder, cache: PlanCache, forwards: list[Inputs]) -> Callable[[], None]:
     """The matrix products of a build alone, on weights in memory."""
-    weights = [folder_tensors(folder, name) for name in cache.slab.table]
+    weights = {name: folder_tensors(folder, name) for name in cache.slab.table}
     plans = [plan for inputs in forwards for plan in cache.family.plans(inputs)]
-    vectors = [cache.projector.embed(plan, CPU)[torch.bfloat16] for plan in plans]
+    conditioning = [cache.projector.embed(plan, CPU) for plan in plans]
 
     def run() -> None:
-        for weight, bias in weights:
-            for vector in vectors:
-                torch.nn.functional.linear(vector, weight, bias)
+        for name, (weight, bias) in weights.items():
+            for read in conditioning:
+                torch.nn.functional.linear(read[name], weight, bias)
 
     return run
 

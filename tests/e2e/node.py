@@ -18,6 +18,8 @@ KUBECONFIG = os.environ.get("SOJOURN_E2E_KUBECONFIG", "")
 TAG = os.environ.get("SOJOURN_E2E_TAG", "dev")
 # The operator's namespace; one that allows restricted pods only; another such one; one that allows hostPath volumes.
 SYSTEM, STUDIO, ELSEWHERE, SHARED, MONITORING = "sojourn", "studio", "elsewhere", "shared", "monitoring"
+# On a machine that is busy with other things everything takes longer.
+PATIENCE = float(os.environ.get("SOJOURN_TEST_PATIENCE", "1"))
 DEMO = ROOT / "examples/demo.yaml"
 PORT = 50051
 
@@ -63,7 +65,7 @@ def demo_as_written() -> None:
 
 def until(ready: Callable[[], Any], seconds: float, what: str, *, namespace: str = STUDIO) -> Any:
     """What `ready` answers, once it is true."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds * PATIENCE
     while not (answer := ready()):
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s\n{diagnosis(namespace)}"
         time.sleep(1)
@@ -102,7 +104,9 @@ def ready(namespace: str = STUDIO, name: str = "demo", *, seconds: float = 180) 
 
 def running(namespace: str, name: str) -> None:
     """Waits until a pod is Ready."""
-    said = kubectl("-n", namespace, "wait", "pod", name, "--for=condition=Ready", "--timeout=90s", check=False)
+    said = kubectl(
+        "-n", namespace, "wait", "pod", name, "--for=condition=Ready", f"--timeout={90 * PATIENCE:.0f}s", check=False
+    )
     if "condition met" not in said:
         words = [kubectl("-n", namespace, *what, name, check=False) for what in (("describe", "pod"), ("logs",))]
         raise AssertionError("\n".join([said, *words]))

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.e2e.client import Client
-from tests.e2e.node import PORT, STUDIO, demo_as_written, has, patch, ready, until
+from tests.e2e.node import PORT, STUDIO, Object, apply, demo_as_written, has, kubectl, patch, ready, until
 from tests.e2e.prometheus import RULES, SCRAPE_SECONDS, Prometheus, prometheus
 from tests.kubernetes import ROOT
 from tools.dashboards import lint
@@ -31,11 +31,14 @@ PROCESSES = {"inference", "residencyd", "operator"}
 
 @pytest.fixture(scope="module")
 def scraped(installed: None, neighbour: Client) -> Iterator[Prometheus]:
-    """A Prometheus that has seen the demo make clips, refuse a request and give one up, and the operator at work."""
+    """A Prometheus that has seen the demo make clips, refuse a request, give one up and page out; the operator at work,
+    and a service that it cannot help.
+    """
     demo_as_written()
     ready()
     # As much as the limit lets one ask for, and more than the process leaves: what a stage is done with is paged out.
-    patch(STUDIO, "lwo", "demo", nextStageHeadroom="2900Mi")
+    patch(STUDIO, "lwo", "demo", mode="Component", nextStageHeadroom="2900Mi")
+    apply(stalled(), namespace=STUDIO)
     until(lambda: not has(STUDIO, "demo", "Ready", "True"), 30, "not Ready after the edit")
     ready()
     with prometheus() as found:
@@ -49,7 +52,20 @@ def scraped(installed: None, neighbour: Client) -> Iterator[Prometheus]:
         # In two scrapes, and evaluations of the rules after them.
         time.sleep(3 * SCRAPE_SECONDS)
         yield found
+    kubectl("-n", STUDIO, "delete", "dsvc", "stalled", "--timeout=60s")
     demo_as_written()
+
+
+def stalled() -> Object:
+    """A service whose policy asks for more than its limit: it has no pods, and two alerts have something to look at."""
+    spec = {
+        "model": {"builtIn": {}},
+        "resources": {"limits": {"memory": "64Mi"}},
+        "sharedHostMemory": {"size": "32Mi"},
+        "adaLNCacheRef": {"name": "demo"},
+    }
+    metadata = {"name": "stalled"}
+    return {"apiVersion": "sojourn.dev/v1alpha1", "kind": "DiffusionService", "metadata": metadata, "spec": spec}
 
 
 def shipped_rules() -> list[dict[str, Any]]:
@@ -81,6 +97,12 @@ SELECTOR = re.compile(r"\b(?:[\w:]*:)?sojourn_[\w:]+(?:\{[^}]*\})?")
 def test_all_three_processes_are_scraped_and_nothing_else(scraped: Prometheus) -> None:
     assert up(scraped) == PROCESSES
     assert not scraped.query("up == 0")
+
+
+def test_pages_of_a_stage_that_is_over_leave_memory(scraped: Prometheus) -> None:
+    """By the kernel's page table: the checkpoint in the image belongs to the pods' user."""
+    found = scraped.query("sum(sojourn_pageout_verified_bytes_total) / sum(sojourn_pageout_requested_bytes_total)")
+    assert [series["value"][1] for series in found] == ["1"]
 
 
 @pytest.mark.parametrize(("board", "kind", "expression"), QUERIES)

@@ -109,6 +109,18 @@ def test_an_oom_kill_is_told_with_its_code() -> None:
         demo_as_written()
 
 
+def test_a_model_process_that_dies_is_told_and_started_again() -> None:
+    with Watch(STUDIO, "dsvc", "demo") as watch:
+        kill = "kill -9 $(grep -lx sojourn /proc/[0-9]*/comm | cut -d/ -f3)"
+        shell(STUDIO, "deploy/dsvc-demo", "residencyd", "sh", "-c", kill)
+        until(lambda: get(STUDIO, "dsvc", "demo")["status"].get("lastFailure"), 90, "lastFailure")
+        ready()
+    failure = get(STUDIO, "dsvc", "demo")["status"]["lastFailure"]
+    assert (failure["reason"], failure["exitCode"], failure["container"]) == ("Killed", 137, "inference")
+    told = [condition(event, "Ready") for event in watch.events]
+    assert any(found["status"] == "False" and "exit code 137" in found["message"] for found in told), told
+
+
 def test_deleting_leaves_nothing() -> None:
     kubectl("-n", STUDIO, "delete", "-f", DEMO, "--timeout=120s")
     kinds = "deploy,svc,sa,networkpolicy,hpa,pdb,cm,secret"

@@ -22,7 +22,8 @@ from sojourn.operator.telemetry import Telemetry
 from sojourn.v1 import inference_pb2 as pb
 from sojourn.v1 import residency_pb2
 
-from tests.faults.stage import NAMESPACE, Load, Pod, Prometheus, free_port
+from tests.faults.prometheus import Prometheus, free_port
+from tests.faults.stage import NAMESPACE, Load, Pod
 from tests.inference.offload.capped import Cap, capped
 from tests.kubernetes import ROOT
 from tools import prometheus
@@ -300,7 +301,7 @@ def outcomes(stage: Stage) -> dict[str, BaseException | None]:
     return dict(zip(SCENARIOS, asyncio.run(play()), strict=True))
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_fault_is_seen_and_gone_after_the_cure(
     stage: Stage, outcomes: dict[str, BaseException | None], name: str

@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault(
+        "TRITON_INTERPRET", "1"
+    )  # read when triton is imported, which torch does where it is installed
 
 import diffusers
 import numpy as np
@@ -18,6 +22,7 @@ import torch
 import transformers
 from PIL import Image
 from sojourn.inference.pipeline import DeviceChoice, Pipeline, load_pipeline
+from sojourn.inference.quality.settings import Fusions, QualitySettings
 from sojourn.inference.requests import Clip, GenerationRequest, Workflow
 from sojourn.inference.tiny import tiny_random
 from sojourn.inference.watch import Watch
@@ -25,6 +30,8 @@ from sojourn.inference.watch import Watch
 # Tensors here are too small to share out: on a busy machine more threads wait for each other ten times as long.
 torch.set_num_threads(1)
 
+# What a machine's speed would decide is decided here.
+UNFUSED = QualitySettings(fusions=Fusions.OFF)
 DIGITS = Path(__file__).parents[2] / "models" / "h3-digits"
 
 
@@ -40,12 +47,12 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def digits(digits_folder: Path) -> Pipeline:
-    return load_pipeline(digits_folder, device=DeviceChoice.CPU)
+    return load_pipeline(digits_folder, device=DeviceChoice.CPU, quality_settings=UNFUSED)
 
 
 @pytest.fixture(scope="session")
 def tiny(tiny_folder: Path) -> Pipeline:
-    return load_pipeline(tiny_folder, device=DeviceChoice.CPU)
+    return load_pipeline(tiny_folder, device=DeviceChoice.CPU, quality_settings=UNFUSED)
 
 
 @pytest.fixture(scope="session")

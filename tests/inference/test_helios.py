@@ -18,7 +18,7 @@ from diffusers.modular_pipelines.helios import denoise
 from PIL import Image
 from sojourn.inference.adaln.settings import Mode, PlanCacheSettings
 from sojourn.inference.errors import DeadlineExceeded, InvalidRequest, NonFiniteOutput, RequestCancelled, Unsupported
-from sojourn.inference.families import helios, helios_blocks
+from sojourn.inference.families import helios, helios_noise, helios_text
 from sojourn.inference.families.helios_settings import BASE, DISTILLED, MID
 from sojourn.inference.loading.folder import INDEX_NAME
 from sojourn.inference.pipeline import DeviceChoice, Pipeline, Precision, load_pipeline
@@ -295,7 +295,7 @@ def test_keys_and_values_of_the_text_are_made_once_a_request(model: Model) -> No
     prompts = 1 if model.name == "helios-distilled" else 2  # the empty one, for guidance
     assert (calls["embedder"], calls["keys"], calls["values"]) == (prompts, prompts, prompts)
     assert calls["queries"] == prompts * len_steps(model)
-    assert helios_blocks._kept.get() is None
+    assert helios_text._kept.get() is None
 
 
 def test_plan_cache_is_refused_with_the_reason_and_auto_leaves_it_off(models: dict[str, Model]) -> None:
@@ -347,15 +347,15 @@ def test_block_noise_has_the_covariance_of_the_pyramid(gamma: float) -> None:
     patches = noise.view(1, 4, 8, 32, 2, 32, 2).permute(0, 1, 2, 3, 5, 4, 6).reshape(-1, 4)
     expected = torch.eye(4) * (1 + gamma) - gamma
     assert torch.allclose(patches.T.cov(), expected, atol=0.02)
-    factor = helios_blocks._factor(gamma)
+    factor = helios_noise._factor(gamma)
     assert torch.allclose(factor @ factor.T, expected, atol=1e-6)
 
 
 def test_fallback_draws_as_the_stock_function_where_both_exist() -> None:
     shape, gamma = (1, 2, 3, 8, 8), 0.2
-    stock = helios_blocks._stock_noise(*shape, gamma, device="cpu", generator=torch.Generator().manual_seed(1))
+    stock = helios_noise._stock_noise(*shape, gamma, device="cpu", generator=torch.Generator().manual_seed(1))
     factor = torch.linalg.cholesky(torch.eye(4) * (1 + gamma + 1e-8) - gamma)
-    ours = helios_blocks._noise_of(factor, shape, device="cpu", generator=torch.Generator().manual_seed(1))
+    ours = helios_noise._noise_of(factor, shape, device="cpu", generator=torch.Generator().manual_seed(1))
     assert torch.allclose(ours, stock, atol=1e-6)
 
 

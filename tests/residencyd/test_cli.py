@@ -165,6 +165,9 @@ def test_serve_answers_until_it_is_told_to_end(tmp_path: Path, it: Child) -> Non
             assert 'sojourn_log_lines_total{level="info"}' in text
             assert "_created" not in text
             assert "python_gc" not in text
+            served.send_signal(signal.SIGUSR1)
+            said = (json.loads(line)["message"] for line in served.stderr)
+            assert "printing from level debug on" in said
             served.send_signal(signal.SIGTERM)
             assert served.wait(20) == 0
         finally:

@@ -127,3 +127,11 @@ def test_seams_are_told_from_what_moves_within_chunks() -> None:
     jump = frames + (torch.arange(132) >= 33)[:, None, None] * 0.3
     seam, inner = evaluate.steps_between_frames([evaluate.Clip(0, jump.numpy())])
     assert (seam, inner) == (pytest.approx(0.101, abs=1e-4), pytest.approx(0.001, abs=1e-4))
+
+
+def test_progress_of_a_resumed_stage_is_told_by_its_own_steps() -> None:
+    now, lines = [0.0], []
+    progress = Progress("s", 100.0, 0.0, every_s=0.0, now=lambda: now[0], write=lines.append)
+    progress.resumed_at, now[0] = 90, 10.0
+    progress.tick(94, 100)
+    assert "95/100  2.000 s/it" in lines[0]

@@ -273,12 +273,21 @@ def _offload() -> list[Panel]:
             "Share of time in which computation waited for weights. Metric: sojourn_offload_wait_seconds_total.",
             "percentunit",
             Query(f"sum by (component) ({per_second('offload_wait_seconds_total')})", "{{component}}"),
+            span=8,
         ),
         lines(
             "Copied to the device",
             "Weights copied from host to device. Metric: sojourn_offload_copied_bytes_total.",
             "Bps",
             Query(f"sum by (component) ({per_second('offload_copied_bytes_total')})", "{{component}}"),
+            span=8,
+        ),
+        lines(
+            "Read around the page cache",
+            "Weights read directly from storage, for one use. Metric: sojourn_offload_direct_read_bytes_total.",
+            "Bps",
+            Query(f"sum by (component) ({per_second('offload_direct_read_bytes_total')})", "{{component}}"),
+            span=8,
         ),
         rows_of(
             "Layers by tier",
@@ -299,7 +308,7 @@ def _offload() -> list[Panel]:
         ),
         lines(
             "Fast paths given up",
-            "By reason: prefetch, pin, register. Each is told once at WARNING. Metric: "
+            "By reason: prefetch, direct, pin, register. Each is told once at WARNING. Metric: "
             "sojourn_offload_fallbacks_total.",
             "ops",
             Query(f"sum by (reason) ({per_second('offload_fallbacks_total')})", "{{reason}}"),

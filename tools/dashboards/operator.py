@@ -170,10 +170,19 @@ def _watching() -> list[Panel]:
             span=8,
         ),
         lines(
+            "Answers of the webhook",
+            "Admission reviews by result. Refusals are people's mistakes told in time; errors let objects through "
+            "unseen. Metric: sojourn_operator_admission_reviews_total.",
+            "ops",
+            Query(f"sum by (result) ({_rate('admission_reviews_total')}) or vector(0)", "{{result}}"),
+            span=8,
+        ),
+        lines(
             "Log lines",
             "Of the operator, by level. Metric: sojourn_log_lines_total.",
             "ops",
             Query(logged, "{{level}}"),
+            span=8,
         ),
         lines(
             "Memory",
@@ -181,5 +190,6 @@ def _watching() -> list[Panel]:
             "process_resident_memory_bytes.",
             "bytes",
             Query(f"sum(process_resident_memory_bytes * on (instance) group_left () {_OWN_BUILD})", "operator"),
+            span=8,
         ),
     ]

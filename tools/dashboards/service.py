@@ -27,6 +27,7 @@ def build() -> str:
         Row("At a glance", _glance()),
         Row("Requests", _requests()),
         Row("Where the time goes", _time()),
+        Row("Quality tiers", _quality()),
         Row("Processes", _processes()),
     ]
     text = "Requests, queue, stages and steps, failures, and the processes behind them."
@@ -120,7 +121,6 @@ def _requests() -> list[Panel]:
             "By reason. Metric: sojourn_requests_refused_total.",
             "reqps",
             Query(f"sum by (reason) ({per_second('requests_refused_total')})", "{{reason}}"),
-            span=8,
         ),
         lines(
             "Non-finite outputs",
@@ -128,15 +128,6 @@ def _requests() -> list[Panel]:
             "sojourn_nonfinite_outputs_total.",
             "reqps",
             Query(f"sum by (stage) ({per_second('nonfinite_outputs_total')})", "{{stage}}"),
-            span=8,
-        ),
-        rows_of(
-            "Quality tiers",
-            "Admitted requests in the range of time, by tier asked for and used. Metric: "
-            "sojourn_quality_requests_total.",
-            "none",
-            Query(f"sum by (asked, used) (increase({of('quality_requests_total')}{_IN_RANGE}))", "requests"),
-            span=8,
         ),
     ]
 
@@ -194,6 +185,42 @@ def _time() -> list[Panel]:
             "s",
             Query(quantile(0.95, "cancel_latency_seconds"), "95 %"),
             span=8,
+        ),
+    ]
+
+
+def _quality() -> list[Panel]:
+    return [
+        rows_of(
+            "Quality tiers",
+            "Requests in the range of time, by tier asked for and used. Metric: sojourn_quality_requests_total.",
+            "none",
+            Query(f"sum by (asked, used) (increase({of('quality_requests_total')}{_IN_RANGE}))", "requests"),
+            span=6,
+        ),
+        lines(
+            "Mounted",
+            "Sites of the transformers that run on a part of a quality tier now. Metric: sojourn_fusion_mounted_sites.",
+            "none",
+            Query(f"sum by (family) ({of('fusion_mounted_sites')})", "{{family}}"),
+            span=6,
+        ),
+        lines(
+            "Mounts",
+            "Parts mounted, unmounted, and failed to mount. failed means that requests of that tier run on the stock "
+            "path. Metric: sojourn_fusion_changes_total.",
+            "ops",
+            Query(f"sum by (family, action) ({per_second('fusion_changes_total')})", "{{family}} · {{action}}"),
+            span=6,
+        ),
+        lines(
+            "Evaluations under the step cache",
+            "Evaluations of the transformer that were computed, and those whose result was taken from the step before. "
+            "Metric: sojourn_step_cache_evaluations_total.",
+            "ops",
+            Query(f"sum by (result) ({per_second('step_cache_evaluations_total')})", "{{result}}"),
+            stacked=True,
+            span=6,
         ),
     ]
 

@@ -22,6 +22,7 @@ class Progress:
         expected_s: Seconds this stage took on the reference machine, scaled to this run's size.
         later_s: The same for all stages after it.
         every_s: Seconds between two lines.
+        resumed_at: Steps that an earlier run of this stage has done.
         now: Monotonic clock.
         write: Where a line goes.
     """
@@ -30,6 +31,7 @@ class Progress:
     expected_s: float
     later_s: float
     every_s: float = 20.0
+    resumed_at: int = 0
     now: Callable[[], float] = time.monotonic
     write: Callable[[str], None] = lambda line: print(line, flush=True)
     started: float = field(init=False)
@@ -58,7 +60,7 @@ class Progress:
         self.sums = {}
 
     def _line(self, done: int, steps: int) -> str:
-        per_step = self.elapsed_s() / done
+        per_step = self.elapsed_s() / (done - self.resumed_at)
         left = per_step * (steps - done)
         slowdown = per_step * steps / self.expected_s if self.expected_s else 1.0
         means = " ".join(f"{name} {total / n:.4f}" for name, (total, n) in self.sums.items())

@@ -39,7 +39,7 @@ QUIET_SECONDS = 8.0
 GRID_ROWS = 48
 TOP_COLUMNS = 104
 
-# As rich has it, without the font that it would fetch from the net, and with its window's buttons left out.
+# As rich has it, without the font that it would fetch from the net.
 SVG_FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
 .{unique_id}-matrix {{ font-family: "DejaVu Sans Mono", ui-monospace, Menlo, Consolas, monospace;

@@ -49,7 +49,7 @@ class TierUnavailable(Unsupported):
     """
 
     def __init__(self, tier: str, model_name: str, obstacle: str) -> None:
-        super().__init__(f"quality tier {tier} is not available for {model_name}: {obstacle}")
+        super().__init__(f"quality tier {tier} is not available for {model_name}: {obstacle}; or ask for lossless")
         self.tier = tier
 
 

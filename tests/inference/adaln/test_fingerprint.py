@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from sojourn.inference.adaln.fingerprint import arithmetic_of, rows_fingerprint
 from sojourn.inference.adaln.refusals import WeightsChanged
 from sojourn.inference.adaln.weights import WeightFiles
@@ -56,6 +56,15 @@ def test_weights_that_the_rows_do_not_depend_on_do_not_count(tmp_path: Path) -> 
     before = fingerprint(path)
     changed(path, "head.weight")
     assert fingerprint(path) == before
+
+
+def test_where_float32_lies_in_a_cache_line_counts(tmp_path: Path) -> None:
+    """Mapped weights lie as they do in the file, and so do their products' last bits."""
+    path, shifted = write(tmp_path / "a.safetensors"), tmp_path / "b.safetensors"
+    save_file(load_file(path), shifted, {"note": "x" * 8})
+    offsets = [{place.offset % 64 for place in opened(one).places.values()} for one in (path, shifted)]
+    assert offsets[0] != offsets[1]
+    assert fingerprint(path) != fingerprint(shifted)
 
 
 def test_the_arithmetic_and_the_config_count(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def test_the_key_is_the_exact_bits() -> None:
 
 def test_positive_and_negative_zero_are_different_plans() -> None:
     assert plan(0.0).key != plan(-0.0).key
-    assert plan(0.0, -0.0).length == 2
+    assert plan(0.0, -0.0, 0.0, 0.0, 0.0).length == 2
 
 
 def test_equal_values_of_different_dtypes_are_different_plans() -> None:
@@ -44,16 +44,17 @@ def test_nan_and_infinity_are_refused(value: float) -> None:
     assert caught.value.reason is RequestReason.NONFINITE
 
 
-def test_only_distinct_rows_are_stored() -> None:
-    repeated = plan(0.5, 0.25, 0.5, 0.5)
-    assert repeated.row_index == (0, 1, 0, 0)
+def test_of_many_rows_only_distinct_ones_are_stored() -> None:
+    assert plan(0.5, 0.25, 0.5, 0.5).rows_are_distinct
+    repeated = plan(0.5, 0.25, 0.5, 0.5, 0.5)
+    assert repeated.row_index == (0, 1, 0, 0, 0)
     assert repeated.first_rows == (0, 1)
     assert repeated.length == 2
     assert not repeated.rows_are_distinct
 
 
 def test_a_value_for_all_rows_does_not_tell_them_apart() -> None:
-    made = Plan.of({"timestep": torch.tensor([0.5, 0.5]), "guidance": torch.tensor(4.0)}, 2)
+    made = Plan.of({"timestep": torch.full((5,), 0.5), "guidance": torch.tensor(4.0)}, 5)
     assert made.length == 1
 
 

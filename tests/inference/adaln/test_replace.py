@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 from sojourn.inference.adaln.cursor import Cursor
-from sojourn.inference.adaln.families import FAMILIES, MINIMAX_H3, Inputs, family_of
+from sojourn.inference.adaln.families import FAMILIES, MINIMAX_H3, family_of
+from sojourn.inference.adaln.family import Inputs
 from sojourn.inference.adaln.refusals import ModelReason, ModelRefused, PlanMissing
 from sojourn.inference.adaln.replace import check_model, check_unchanged, replace_projections, stand_ins
 from sojourn.inference.adaln.settings import Precision

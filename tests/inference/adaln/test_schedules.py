@@ -1,5 +1,6 @@
 """Schedules ahead of requests: what is built offline is what a request asks for."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,13 @@ def test_a_request_maps_what_was_built_offline(
 def test_a_model_without_the_transformer_says_so(digits_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="component transformer_ref is missing"):
         build_schedules(digits_folder, [Schedule(workflow=Workflow.REF2VA, steps=4)], tmp_path)
+
+
+def test_a_model_without_the_schedulers_says_so(digits_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(digits_folder, tmp_path / "model")
+    shutil.rmtree(folder / "audio_scheduler")
+    with pytest.raises(ModelError, match="can be built ahead for MiniMax-H3, other models"):
+        build_schedules(folder, [Schedule(workflow=Workflow.T2VA, steps=4)], tmp_path / "store")
 
 
 def test_the_saving_is_told_from_headers(digits_folder: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from sojourn.inference.adaln.cache import PlanCache
 from sojourn.inference.adaln.counters import Counters, Tier
-from sojourn.inference.adaln.families import Family, Inputs
+from sojourn.inference.adaln.family import Family, Inputs
 from sojourn.inference.adaln.host import HostTier
 from sojourn.inference.adaln.plans import Plan
 from sojourn.inference.adaln.projection import Projector
@@ -53,7 +53,7 @@ class Toy(nn.Module):
 
 
 def embed(transformer: nn.Module, inputs: Inputs) -> torch.Tensor:
-    return transformer.time_embedder(inputs["timestep"][:, None].float())
+    return functional.silu(transformer.time_embedder(inputs["timestep"][:, None].float()))
 
 
 TOY = Family(
@@ -63,7 +63,7 @@ TOY = Family(
     embedders="time_embedder",
     inputs=("timestep",),
     embed=embed,
-    forwards=lambda value: [{"timestep": timestep} for timestep in value("timesteps")],
+    forwards=lambda value, config: [{"timestep": timestep} for timestep in value("timesteps")],
     widths={"one": 1, "many": 4},
 )
 
@@ -96,7 +96,7 @@ class MemorySource:
     @property
     def places(self) -> Mapping[str, Place]:
         return {
-            name: Place(0, index, tensor.nbytes, tuple(tensor.shape), tensor.dtype)
+            name: Place(0, index * 64, tensor.nbytes, tuple(tensor.shape), tensor.dtype)
             for index, (name, tensor) in enumerate(self.tensors.items())
         }
 
@@ -205,10 +205,6 @@ def plan(*values: float) -> Plan:
 
 def fresh_rows(transformer: Toy, *values: float) -> dict[str, torch.Tensor]:
     """What the resident projections give, [M, out] of each."""
-    temb = embed(transformer, step(*values))
+    read = embed(transformer, step(*values))
     modules = dict(transformer.named_modules())
-    return {
-        name: module(functional.silu(temb).to(module.weight.dtype))
-        for name, module in modules.items()
-        if TOY.is_projection(name)
-    }
+    return {name: module(read.to(module.weight.dtype)) for name, module in modules.items() if TOY.is_projection(name)}

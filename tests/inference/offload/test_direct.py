@@ -11,7 +11,8 @@ from sojourn.inference.errors import ModelError
 from sojourn.inference.offload.assemble import own_mappings, paged
 from sojourn.inference.offload.direct import DirectFiles, DirectReader, place
 from sojourn.inference.offload.observer import Fallback, Silent
-from sojourn.inference.offload.pages import FIRST_PASS_BYTES, find_pieces
+from sojourn.inference.offload.pages import FIRST_PASS_BYTES
+from sojourn.inference.offload.pieces import find_pieces
 from sojourn.inference.offload.room import Room
 from sojourn.inference.offload.settings import OffloadSettings, ResidentPolicy
 from sojourn.inference.offload.spans import Span, size_of, whole_pages

@@ -1,6 +1,7 @@
 """What stays, what streams, and in which order the kernel is told."""
 
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,17 @@ from hypothesis import strategies as st
 from sojourn.inference.offload import pages as pages_module
 from sojourn.inference.offload.adviser import Adviser, PageAdvice
 from sojourn.inference.offload.observer import Fallback, Silent
-from sojourn.inference.offload.pages import FIRST_PASS_BYTES, PageWindow, Piece, hook_pages, plan_pass
-from sojourn.inference.offload.room import Room, room_of
+from sojourn.inference.offload.pages import FIRST_PASS_BYTES, PageWindow, hook_pages
+from sojourn.inference.offload.pass_plan import plan_pass
+from sojourn.inference.offload.pieces import Piece
+from sojourn.inference.offload.room import Room, RoomReader, room_of
 from sojourn.inference.offload.settings import ResidentPolicy
 from sojourn.inference.offload.spans import Span, size_of
-from sojourn.residencyd.kernel.advice import Advice, Advised
+from sojourn.residencyd.kernel.advice import Advice, Advised, page_out
 from sojourn.residencyd.kernel.cgroups import Group
 from torch import nn
+
+from tests.inference.offload.test_cold_advice import MappedFile
 
 PAGE = 4096
 
@@ -326,3 +331,29 @@ def test_without_a_limit_the_machine_decides():
     assert room.available_bytes == 700
     assert room.other_file_bytes == 250
     assert not room.limited
+
+
+def test_page_tables_are_looked_at_again_only_when_file_pages_have_come_or_gone(tmp_path):
+    class Counting(RoomReader):
+        looks = 0
+
+        def resident_bytes(self, spans):
+            self.looks += 1
+            return super().resident_bytes(spans)
+
+    size = 16 << 20
+    mapped, reader = MappedFile(tmp_path / "weights", size), Counting(os.getpid())
+    weights = (mapped.span,)
+    for _ in range(3):  # the code that this takes comes into memory
+        assert reader.read(weights).resident_bytes == size
+    reader.looks = 0
+    for _ in range(3):
+        assert reader.read(weights).resident_bytes == size
+    assert reader.looks == 0
+    page_out(mapped.address, PAGE)
+    assert reader.read(weights).resident_bytes < size
+    mapped.touch()
+    assert reader.read(weights).resident_bytes == size
+    assert reader.looks == 2
+    reader.read((mapped.span,))
+    assert reader.looks == 3, "other weights are another question"

@@ -14,8 +14,10 @@ from sojourn.inference.logs import CountingHandler
 from sojourn.inference.offload.options import OffloadOptions
 from sojourn.inference.offload.settings import parse_settings
 from sojourn.inference.pipeline import DeviceChoice, Pipeline, load_pipeline
+from sojourn.inference.quality.settings import Fusions, QualitySettings
 from sojourn.inference.telemetry import LEVELS, Telemetry
 from sojourn.inference.tiny import tiny_random
+from sojourn.v1 import inference_pb2 as pb
 
 from tests.inference.server.serving import Served, request, serving
 from tests.inference.server.test_metrics import moved, series
@@ -50,6 +52,8 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory, telemetry: Telemetry) -> 
         plan_observer=telemetry.plan_cache,
         offload=OffloadOptions(settings=parse_settings([f"{name}=component" for name in PAGED])),
         offload_observer=telemetry.offload,
+        quality_settings=QualitySettings(fusions=Fusions.ON),
+        quality_observer=telemetry.quality,
     )
 
 
@@ -81,7 +85,7 @@ async def events(served: Served, **asked: object) -> dict[str, float]:
     return {
         name: value
         for name, value in found.items()
-        if name.startswith(("plan_cache", "pageout", "log_lines", "offload_fallbacks"))
+        if name.startswith(("plan_cache", "pageout", "fusion", "log_lines", "offload_fallbacks"))
     }
 
 
@@ -135,6 +139,27 @@ async def test_page_out_moves_its_counters_and_says_nothing(
             assert requested > 0
             assert found[f"pageout_verified_bytes_total{{{component}}}"] == requested
         assert not [name for name in found if name in {f"log_lines_total{{{level}}}" for level in QUIET}]
+
+
+async def test_mounts_move_their_counters_and_say_nothing(served: Served) -> None:
+    await events(served, **SHORT)
+    for _ in range(2):
+        mounted = changes(await events(served, **SHORT, quality=pb.QUALITY_TIER_EXTRA_HIGH))
+        unmounted = changes(await events(served, **SHORT))
+        assert set(mounted) == {"mount"}
+        assert set(unmounted) == {"unmount"}
+        assert mounted["mount"] == unmounted["unmount"]
+
+
+def changes(found: dict[str, float]) -> dict[str, dict[str, float]]:
+    """Parts mounted and unmounted, by action; nothing above DEBUG was said."""
+    assert not [name for name in found if name in {f"log_lines_total{{{level}}}" for level in QUIET}]
+    by_action: dict[str, dict[str, float]] = {}
+    for name, value in found.items():
+        if name.startswith("fusion_changes_total"):
+            action, part = name.removesuffix("}").split("{")[1].split(",")
+            by_action.setdefault(action, {})[part] = value
+    return by_action
 
 
 async def test_requests_that_fail_say_nothing_either(served: Served) -> None:

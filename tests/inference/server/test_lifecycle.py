@@ -245,6 +245,23 @@ async def process(model: Path, **settings: Any) -> AsyncIterator[Process]:
             await running.wait()
 
 
+async def test_what_a_server_prints_changes_by_signal(model: Path) -> None:
+    async with process(model) as server:
+        await server.state(pb.SERVICE_STATE_SERVING)
+        await server.client.generate(request())
+        server.process.send_signal(signal.SIGUSR1)
+        assert server.process.stderr is not None
+        async for line in server.process.stderr:
+            server.log.append(json.loads(line))
+            if server.log[-1]["message"] == "printing from level debug on":
+                break
+        assert "debug" not in {line["level"] for line in server.log}
+        await server.client.generate(request())
+        server.process.send_signal(signal.SIGTERM)
+        assert await server.end() == 0
+    assert [line["message"] for line in server.log].count("request ended") == 1
+
+
 async def test_sigterm_lets_the_running_request_finish_and_exits_0(model: Path) -> None:
     async with process(model) as server:
         assert server.client.channel is not None

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
-from sojourn.inference.errors import InvalidRequest, Unsupported
+from sojourn.inference.errors import InvalidRequest, TierUnavailable, Unsupported
 from sojourn.inference.pipeline import Pipeline
 from sojourn.inference.requests import Workflow
 from sojourn.inference.server import validation
@@ -151,7 +151,10 @@ def test_first_keyframe_in_time_anchors_the_canvas(pipeline: Pipeline) -> None:
 
 @pytest.mark.parametrize("quality", [pb.QUALITY_TIER_EXTRA_HIGH, pb.QUALITY_TIER_HIGH])
 def test_tier_that_is_not_served_is_refused(pipeline: Pipeline, quality: Any) -> None:
-    with pytest.raises(Unsupported, match="served: lossless"):
+    name = {pb.QUALITY_TIER_EXTRA_HIGH: "extra-high", pb.QUALITY_TIER_HIGH: "high"}[quality]
+    with pytest.raises(
+        TierUnavailable, match=f"^quality tier {name} is not available for tiny: .*; or ask for lossless$"
+    ):
         validation.resolve(request(quality=quality), pipeline)
 
 

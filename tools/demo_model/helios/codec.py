@@ -18,7 +18,7 @@ from tools.demo_model.run import Snapshots
 from tools.demo_model.schedule import cosine_with_warmup
 
 TRAIN_FRAMES = 13
-BATCH, LR = 8, 3e-3
+BATCH, LR, DECODER_LR = 8, 3e-3, 2e-3
 WARMUP_STEPS = 100
 GRADIENT_CLIP = 1.0
 L1_WEIGHT = 0.1
@@ -42,11 +42,21 @@ def reconstruction_loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 def train(
-    vae: AutoencoderKLWan, steps: int, generator: torch.Generator, progress: Progress, snapshots: Snapshots
+    vae: AutoencoderKLWan,
+    steps: int,
+    generator: torch.Generator,
+    progress: Progress,
+    snapshots: Snapshots,
+    *,
+    freeze_encoder: bool = False,
 ) -> None:
-    """Train encoder and decoder together, from the last snapshot on."""
+    """Train from the last snapshot on: encoder and decoder, or the decoder alone, which leaves the latents alone."""
     glyphs, _ = data.load_glyphs()
-    optimizer = torch.optim.AdamW(vae.parameters(), lr=LR)
+    for part in (vae.encoder, vae.quant_conv):
+        part.requires_grad_(not freeze_encoder)
+    optimizer = torch.optim.AdamW(
+        (p for p in vae.parameters() if p.requires_grad), lr=DECODER_LR if freeze_encoder else LR
+    )
     schedule = cosine_with_warmup(optimizer, steps, WARMUP_STEPS)
     first = 0
     if (kept := snapshots.load()) is not None:
@@ -54,7 +64,7 @@ def train(
         optimizer.load_state_dict(kept["optimizer"])
         schedule.load_state_dict(kept["schedule"])
         generator.set_state(kept["generator"])
-        first = kept["step"]
+        first = progress.resumed_at = kept["step"]
     for step in range(first, steps):
         grey, _ = data.draw_clips(glyphs, BATCH, TRAIN_FRAMES, generator)
         loss = _loss(vae, to_pixels(grey), generator)

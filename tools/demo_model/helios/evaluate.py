@@ -30,7 +30,7 @@ from tools.demo_model.evaluate import (
 )
 from tools.demo_model.helios import chunks, codec, export
 
-STEPS = 20
+STEPS = 12
 JUDGED_EVERY = 6
 
 

@@ -56,8 +56,9 @@ class Stage:
 
 
 STAGES = (
-    Stage("s0", 1000, 64, 2e-3, 0.6),
-    Stage("s1", 1500, 64, 1.6e-3, 0.4),
+    Stage("s0", 600, 64, 2e-3, 0.6),
+    Stage("s1", 1200, 64, 1.6e-3, 0.4),
+    Stage("s2", 700, 64, 1.0e-3, 0.4),
 )
 
 
@@ -194,7 +195,7 @@ def run_stage(
     if (kept := snapshots.load()) is not None:
         trainer.load(kept)
         generator.set_state(kept["generator"])
-        first = kept["step"]
+        first = progress.resumed_at = kept["step"]
     for number in range(first, steps):
         loss = trainer.step(number, draw_batch(stage, pool, prompts, generator))
         progress.tick(number, steps, loss=loss)

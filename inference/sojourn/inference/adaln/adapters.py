@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sojourn.inference.adaln.families import Family
+from sojourn.inference.adaln.family import Family
 from sojourn.inference.adaln.refusals import ModelReason, ModelRefused
 from sojourn.inference.adaln.replace import stand_ins
 from sojourn.inference.loading.safetensors_file import read_safetensors

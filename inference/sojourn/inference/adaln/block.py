@@ -1,16 +1,16 @@
-"""The block that stands between the schedule and the denoising loop: it has the rows of every step made beforehand."""
+"""The block that stands before the denoising loop: it has the rows of every step made beforehand."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from diffusers.modular_pipelines import ModularPipelineBlocks
-from diffusers.modular_pipelines.modular_pipeline import PipelineState
+from diffusers.modular_pipelines.modular_pipeline import LoopSequentialPipelineBlocks, PipelineState
+from sojourn.inference.adaln.cache import go_on
 from sojourn.inference.adaln.component import CachedTransformer
 from sojourn.inference.adaln.lease import Lease
 from sojourn.inference.watch import WATCH_INPUT
 
 LEASE = "plan_lease"
-_SCHEDULE_LEAF = "set_timesteps"
 _BLOCK_LEAF = "prepare_plans"
 
 
@@ -32,15 +32,16 @@ class PreparePlans(ModularPipelineBlocks):
 
     def __call__(self, components: Any, state: PipelineState) -> tuple[Any, PipelineState]:
         """Passes the state on with the lease in it."""
-        forwards = self.transformer.cache.family.forwards(state.get)
-        state.set(LEASE, self.transformer.prepare(forwards, check=state.get(WATCH_INPUT).check))
+        watch = state.get(WATCH_INPUT)
+        forwards = self.transformer.forwards(state.get)
+        state.set(LEASE, self.transformer.prepare(forwards, check=watch.check if watch else go_on))
         return components, state
 
 
 def with_plans(
     leaves: Mapping[str, ModularPipelineBlocks], transformer: CachedTransformer | None
 ) -> dict[str, ModularPipelineBlocks]:
-    """The leaves of a workflow with `PreparePlans` after the schedule is set.
+    """The leaves of a workflow with `PreparePlans` before the denoising loop: schedule, text and latents are there.
 
     Args:
         leaves: Blocks by name, such as "denoise.set_timesteps".
@@ -53,10 +54,10 @@ def _inserted(
     leaves: Mapping[str, ModularPipelineBlocks], transformer: CachedTransformer
 ) -> Iterator[tuple[str, ModularPipelineBlocks]]:
     for name, block in leaves.items():
-        yield name, block
-        parent, _, leaf = name.rpartition(".")
-        if leaf == _SCHEDULE_LEAF:
+        if isinstance(block, LoopSequentialPipelineBlocks):
+            parent = name.rpartition(".")[0]
             yield f"{parent}.{_BLOCK_LEAF}" if parent else _BLOCK_LEAF, PreparePlans(transformer)
+        yield name, block
 
 
 def release_plans(state: PipelineState) -> None:

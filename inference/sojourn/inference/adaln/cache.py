@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from sojourn.inference.adaln.counters import Observer, Result, Snapshot, Source, Tier
 from sojourn.inference.adaln.cursor import Step
-from sojourn.inference.adaln.families import Family, Inputs
+from sojourn.inference.adaln.family import Family, Inputs
 from sojourn.inference.adaln.host import HostTier
 from sojourn.inference.adaln.lease import Lease
 from sojourn.inference.adaln.plans import Plan, PlanKey, distinct
@@ -109,14 +109,15 @@ class PlanCache:
         Raises:
             PlanMissing: No request has prepared them.
         """
-        values = [inputs[name] for name in self.family.inputs]
+        given = self.family.given(inputs)
+        values = list(given.values())
         prepared = self._prepared.get(tuple(map(id, values)))
         if prepared is not None and prepared.is_for(values):
             return prepared.steps
         with self._lock:
             plans = self.family.plans(inputs)
             if any(self.slots.slot_of(plan.key) is None for plan in plans):
-                shown = {name: value.flatten()[:8].tolist() for name, value in inputs.items()}
+                shown = {name: value.flatten()[:8].tolist() for name, value in given.items()}
                 raise PlanMissing(f"no request has prepared the plan of {shown}; prepare it before the forward")
             steps, _ = self._steps([plans])
             return steps[0]
@@ -384,7 +385,7 @@ class PlanCache:
         try:
             steps, slots = self._steps(plans)
             for inputs, step in zip(forwards, steps, strict=True):
-                values = [inputs[name] for name in self.family.inputs]
+                values = list(self.family.given(inputs).values())
                 prepared[tuple(map(id, values))] = _Prepared(values, step)
             self._prepared.update(prepared)
             return Lease(steps, slots, release)

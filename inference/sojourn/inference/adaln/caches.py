@@ -9,7 +9,8 @@ import torch
 from sojourn.inference.adaln.adapters import adapter_tensors, check_adapter
 from sojourn.inference.adaln.component import CachedTransformer, Place, Replaced, open_transformer
 from sojourn.inference.adaln.counters import Counters, Description, Observer, Snapshot
-from sojourn.inference.adaln.families import Family, family_of
+from sojourn.inference.adaln.families import family_of
+from sojourn.inference.adaln.family import Family
 from sojourn.inference.adaln.host import host_budget_bytes
 from sojourn.inference.adaln.host_memory import available_bytes
 from sojourn.inference.adaln.ranks import OneRank, Ranks
@@ -70,7 +71,7 @@ class PlanCaches:
     ) -> frozenset[str]:
         """Puts stand-ins into an empty model; returns the tensors that are not to be loaded."""
         try:
-            family = family_of(part.class_name)
+            family = family_of(part.class_name).of_config(getattr(model, "config", {}))
             check_model(model, family)
             check_adapter(family, adapter_tensors(part.path))
             table = Table.of(projections_of(model, family, dtype_of))

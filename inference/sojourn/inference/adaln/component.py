@@ -10,12 +10,13 @@ from sojourn.inference.adaln.adapters import guard_adapters
 from sojourn.inference.adaln.cache import Check, PlanCache, go_on
 from sojourn.inference.adaln.counters import Observer, Tier
 from sojourn.inference.adaln.cursor import Cursor
-from sojourn.inference.adaln.families import Family, Inputs
+from sojourn.inference.adaln.family import Family, Inputs
 from sojourn.inference.adaln.fingerprint import arithmetic_of, rows_fingerprint
 from sojourn.inference.adaln.host import HostTier, page_capacity
 from sojourn.inference.adaln.lease import Lease
 from sojourn.inference.adaln.projection import Projector
 from sojourn.inference.adaln.ranks import OneRank, Ranks, Sharing
+from sojourn.inference.adaln.refusals import ModelReason, ModelRefused
 from sojourn.inference.adaln.replace import check_unchanged, stand_ins
 from sojourn.inference.adaln.settings import PlanCacheSettings, Precision
 from sojourn.inference.adaln.slab import Slab
@@ -47,6 +48,10 @@ class CachedTransformer:
         transformer.register_forward_pre_hook(self._begin, with_kwargs=True)
         transformer.register_forward_hook(self._end, always_call=True)
 
+    def __deepcopy__(self, memo: object) -> "CachedTransformer":
+        """Pipelines copy their blocks with what they refer to; there is one transformer all the same."""
+        return self
+
     def prepare(self, forwards: Sequence[Inputs], *, check: Check = go_on) -> Lease:
         """Makes the rows of a request's forwards available; see `PlanCache.prepare`.
 
@@ -56,10 +61,26 @@ class CachedTransformer:
         check_unchanged(self._transformer, self._precision)
         return self.cache.prepare(forwards, check=check)
 
+    def forwards(self, value: Callable[[str], Any]) -> list[Inputs]:
+        """The inputs of each forward of a request.
+
+        Args:
+            value: What the pipeline's blocks have left before the denoising loop, by name.
+
+        Raises:
+            ModelRefused: The family has no modular blocks.
+        """
+        family = self.cache.family
+        if family.forwards is None:
+            raise ModelRefused(
+                ModelReason.NO_BLOCKS,
+                f"{family.transformer} has no modular pipeline whose schedule could be known ahead; hand the inputs of "
+                "each forward to `prepare`, or set --adaln-cache off",
+            )
+        return family.forwards(value, getattr(self._transformer, "config", {}))
+
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        names = self.cache.family.inputs
-        given = kwargs if all(name in kwargs for name in names) else self._bound(args, kwargs)
-        self._cursor.begin({name: given[name] for name in names})
+        self._cursor.begin(self._bound(args, kwargs) if args else kwargs)
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
         self._cursor.end()

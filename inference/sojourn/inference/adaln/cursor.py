@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from sojourn.inference.adaln.families import Inputs
+from sojourn.inference.adaln.family import Inputs
 from sojourn.inference.adaln.refusals import PlanMissing
 from sojourn.inference.adaln.slab import Slab
 

@@ -1,136 +1,211 @@
-"""Which models have per-block modulation projections, and how their rows come about. One entry a family.
+"""Which models have modulation projections per block, and how their rows come about. One entry a family.
 
-What has been a trap in other families is in docs/adaln.md.
+What has been a trap in other families is in docs/adaln.md; what each saves, in docs/families.md.
 """
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import torch
-from sojourn.inference.adaln.plans import Plan
-from sojourn.inference.adaln.refusals import ModelReason, ModelRefused, PlansRefused, RequestReason
-from sojourn.inference.families.projections import PROJECTIONS, is_tensor_of
-from torch import nn
-from torch.nn import functional
-
-Inputs = Mapping[str, torch.Tensor]
-
-
-def one_call(inputs: Inputs) -> tuple[Inputs, ...]:
-    """Most forwards run every projection once, on the conditioning that they receive."""
-    return (inputs,)
-
-
-def batch_rows(inputs: Inputs) -> int:
-    """The row count of most families: a row per batch element, which is the timestep's extent."""
-    timestep = inputs["timestep"]
-    return timestep.shape[0] if timestep.ndim else 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """How a class of transformers makes its modulation rows.
-
-    Attributes:
-        name: Name of the family in settings and metrics.
-        transformer: The class's name in diffusers.
-        projections: Matches the module names of the projections as a whole.
-        embedders: Matches the module names whose weights the rows also depend on.
-        inputs: Arguments of the forward that the embedding reads.
-        embed: Transformer, inputs -> the conditioning vector of every row, [M, in] or broadcast to it.
-        activate: Conditioning vector -> what the projections read, at its own precision, before the cast to theirs.
-        forwards: What the pipeline's blocks have left by the time the schedule is set -> the inputs of each forward.
-        rows: Inputs -> M, the rows that the forward gives to the projection.
-        calls: The forward's inputs -> the inputs of each call of a projection within it, in order.
-        widths: Workflow -> the most distinct rows of a step.
-        reusable: Whether rows are the same for different prompts.
-    """
-
-    name: str
-    transformer: str
-    projections: str
-    embedders: str
-    inputs: tuple[str, ...]
-    embed: Callable[[nn.Module, Inputs], torch.Tensor]
-    forwards: Callable[[Callable[[str], Any]], list[Inputs]]
-    activate: Callable[[torch.Tensor], torch.Tensor] = functional.silu
-    rows: Callable[[Inputs], int] = batch_rows
-    calls: Callable[[Inputs], tuple[Inputs, ...]] = one_call
-    widths: Mapping[str, int]
-    reusable: bool = True
-
-    def is_projection(self, module: str) -> bool:
-        """Whether a module, by its name within the transformer, is a projection."""
-        return re.fullmatch(self.projections, module) is not None
-
-    def is_projection_tensor(self, tensor: str) -> bool:
-        """Whether a tensor of the checkpoint belongs to a projection: the loader leaves it out."""
-        return is_tensor_of(self.projections, tensor)
-
-    def is_embedder_tensor(self, tensor: str) -> bool:
-        """Whether a tensor of the checkpoint takes part in the embedding."""
-        return is_tensor_of(self.embedders, tensor)
-
-    def plans(self, inputs: Inputs) -> tuple[Plan, ...]:
-        """The plans of a forward that receives these inputs, one for each call of its projections.
-
-        Raises:
-            ModelRefused: There is a timestep per token.
-            PlansRefused: A value is NaN or infinite.
-        """
-        if inputs["timestep"].ndim > 1:
-            raise ModelRefused(
-                ModelReason.PER_TOKEN_TIMESTEPS,
-                f"timestep has shape {list(inputs['timestep'].shape)}: with a timestep per token the rows cost more "
-                "than the projections; set --adaln-cache off",
-            )
-        read = {name: inputs[name] for name in self.inputs}
-        return tuple(Plan.of(call, self.rows(call)) for call in self.calls(read))
-
-    def check_width(self, plans: Sequence[Plan], width: int) -> None:
-        """Refuses plans with more distinct rows than a slot holds, naming what each workflow needs."""
-        widest = max((plan.length for plan in plans), default=0)
-        if widest > width:
-            needs = ", ".join(f"{workflow} needs {rows}" for workflow, rows in self.widths.items())
-            raise PlansRefused(
-                RequestReason.TOO_WIDE,
-                f"a step has {widest} distinct rows and a slot holds {width}; set --adaln-plan-width {widest} or more "
-                f"({needs})",
-            )
-
-
-def _embed_minimax_h3(transformer: nn.Module, inputs: Inputs) -> torch.Tensor:
-    """[M, time_embed_dim] in the time embedder's own precision (float32 in released checkpoints)."""
-    sinusoid = transformer.time_proj(inputs["timestep"])
-    return transformer.time_embedder(sinusoid.to(transformer.time_embedder.linear_1.weight.dtype))
-
-
-def _forwards_minimax_h3(value: Callable[[str], Any]) -> list[Inputs]:
-    """The distinct timesteps of each step, the very tensors that the loop hands to the transformer."""
-    return [{"timestep": timestep} for timestep, _ in value("row_timestep_plan")]
-
+from sojourn.inference.adaln import ahead, embedding
+from sojourn.inference.adaln.family import Family
+from sojourn.inference.adaln.refusals import ModelReason, ModelRefused
 
 MINIMAX_H3 = Family(
     name="minimax-h3",
     transformer="MiniMaxH3Transformer3DModel",
-    projections=PROJECTIONS["MiniMaxH3Transformer3DModel"],
     embedders=r"time_embedder\.linear_[12]",
     inputs=("timestep",),
-    embed=_embed_minimax_h3,
-    forwards=_forwards_minimax_h3,
+    embed=embedding.minimax_h3,
+    forwards=ahead.minimax_h3,
     # A step's distinct timesteps: of video and audio; with keyframes, of those; with references, of soundtracks too.
     widths={"t2va": 2, "fl2va": 3, "ref2va": 4},
 )
 
-FAMILIES: tuple[Family, ...] = (MINIMAX_H3,)
+_SIZES = ("original_size", "target_size", "crop_coords")
+
+FAMILIES: tuple[Family, ...] = (
+    MINIMAX_H3,
+    Family(
+        name="qwen-image",
+        transformer="QwenImageTransformer2DModel",
+        embedders=r"time_text_embed\..+",
+        inputs=("timestep", "additional_t_cond"),
+        embed=embedding.qwen_image,
+        forwards=ahead.qwen_image,
+        # The image's projections then run on twice as many rows as the text's.
+        unsupported={"zero_cond_t": True},
+    ),
+    Family(
+        name="sd3",
+        transformer="SD3Transformer2DModel",
+        embedders=r"time_text_embed\..+",
+        inputs=("timestep", "pooled_projections"),
+        embed=embedding.sd3,
+        forwards=ahead.sd3,
+        reusable=False,
+    ),
+    Family(
+        name="flux",
+        transformer="FluxTransformer2DModel",
+        embedders=r"time_text_embed\..+",
+        inputs=("timestep", "guidance", "pooled_projections"),
+        embed=embedding.flux,
+        forwards=ahead.flux,
+        reusable=False,
+    ),
+    Family(
+        name="hunyuan-video-1.5",
+        transformer="HunyuanVideo15Transformer3DModel",
+        embedders=r"time_embed\..+",
+        inputs=("timestep", "timestep_r"),
+        embed=embedding.hunyuan_video_15,
+        forwards=ahead.hunyuan_video_15,
+    ),
+    Family(
+        name="auraflow",
+        transformer="AuraFlowTransformer2DModel",
+        embedders=r"time_step_proj\..+",
+        inputs=("timestep",),
+        embed=embedding.auraflow,
+    ),
+    Family(
+        name="longcat-image",
+        transformer="LongCatImageTransformer2DModel",
+        embedders=r"time_embed\..+",
+        inputs=("timestep",),
+        embed=embedding.longcat_image,
+    ),
+    Family(
+        name="bria",
+        transformer="BriaTransformer2DModel",
+        embedders=r"time_embed\..+",
+        inputs=("timestep",),
+        embed=embedding.bria,
+    ),
+    Family(
+        name="bria-fibo",
+        transformer="BriaFiboTransformer2DModel",
+        embedders=r"(time|guidance)_embed\..+",
+        inputs=("timestep", "guidance"),
+        embed=embedding.bria,
+    ),
+    Family(
+        name="hunyuan-video",
+        transformer="HunyuanVideoTransformer3DModel",
+        embedders=r"time_text_embed\..+",
+        inputs=("timestep", "guidance", "pooled_projections"),
+        embed=embedding.hunyuan_video,
+        reusable=False,
+        variants={("image_condition_type", "token_replace"): {"calls": embedding.hunyuan_video_clean_frame}},
+    ),
+    Family(
+        name="hunyuan-video-framepack",
+        transformer="HunyuanVideoFramepackTransformer3DModel",
+        embedders=r"time_text_embed\..+",
+        inputs=("timestep", "guidance", "pooled_projections"),
+        embed=embedding.hunyuan_video,
+        reusable=False,
+    ),
+    Family(
+        name="hunyuan-image",
+        transformer="HunyuanImageTransformer2DModel",
+        embedders=r"time_guidance_embed\..+",
+        inputs=("timestep", "timestep_r", "guidance"),
+        embed=embedding.hunyuan_image,
+    ),
+    Family(
+        name="cogvideox",
+        transformer="CogVideoXTransformer3DModel",
+        embedders=r"(time|ofs)_embedding\..+",
+        inputs=("timestep", "timestep_cond", "ofs"),
+        embed=embedding.cogvideox,
+    ),
+    Family(
+        name="consisid",
+        transformer="ConsisIDTransformer3DModel",
+        embedders=r"time_embedding\..+",
+        inputs=("timestep", "timestep_cond"),
+        embed=embedding.timestep_alone,
+    ),
+    Family(
+        name="ovis-image",
+        transformer="OvisImageTransformer2DModel",
+        embedders=r"timestep_embedder\..+",
+        inputs=("timestep",),
+        embed=embedding.ovis_image,
+    ),
+    Family(
+        name="cogview3-plus",
+        transformer="CogView3PlusTransformer2DModel",
+        embedders=r"time_condition_embed\..+",
+        inputs=("timestep", *_SIZES),
+        embed=embedding.cogview,
+    ),
+    Family(
+        name="cogview4",
+        transformer="CogView4Transformer2DModel",
+        embedders=r"time_condition_embed\..+",
+        inputs=("timestep", *_SIZES),
+        embed=embedding.cogview,
+    ),
+    Family(
+        name="glm-image",
+        transformer="GlmImageTransformer2DModel",
+        embedders=r"time_condition_embed\..+",
+        inputs=("timestep", "target_size", "crop_coords"),
+        embed=embedding.glm_image,
+    ),
+    Family(
+        name="dit",
+        transformer="DiTTransformer2DModel",
+        embedders=r"transformer_blocks\.\d+\.norm1\.emb\..+",
+        inputs=("timestep", "class_labels"),
+        embed=embedding.dit,
+    ),
+    Family(
+        name="mochi",
+        transformer="MochiTransformer3DModel",
+        embedders=r"time_embed\..+",
+        inputs=("timestep", "encoder_hidden_states", "encoder_attention_mask"),
+        embed=embedding.mochi,
+        reusable=False,
+    ),
+    Family(
+        name="motif-video",
+        transformer="MotifVideoTransformer3DModel",
+        embedders=r"time_text_embed\..+",
+        inputs=("timestep",),
+        embed=embedding.motif_video,
+    ),
+    Family(
+        name="easyanimate",
+        transformer="EasyAnimateTransformer3DModel",
+        embedders=r"time_embedding\..+",
+        inputs=("timestep", "timestep_cond"),
+        embed=embedding.timestep_alone,
+        sizes={"patch_size": 2, "in_channels": 16, "out_channels": 16},
+    ),
+    Family(
+        name="lumina2",
+        transformer="Lumina2Transformer2DModel",
+        embedders=r"time_caption_embed\.timestep_embedder\..+",
+        inputs=("timestep",),
+        embed=embedding.lumina2,
+    ),
+    Family(
+        name="prx",
+        transformer="PRXTransformer2DModel",
+        embedders=r"time_in\..+",
+        inputs=("timestep",),
+        embed=embedding.prx,
+        # The extents of the latents then enter the embedding.
+        unsupported={"resolution_embeds": True},
+    ),
+)
 
 WITHOUT_PROJECTION = (
     "Helios",
     "Wan",
     "SkyReelsV2",
     "ChronoEdit",
+    "AnyFlow",
     "LTX",
     "Sana",
     "PixArt",
@@ -141,10 +216,14 @@ WITHOUT_PROJECTION = (
     "Chroma",
     "ErnieImage",
     "JoyImage",
+    "Krea2",
+    "QwenImage21",
     "OmniGen",
     "Cosmos3",
     "StableAudio",
-    "ACEStep",
+    "AceStep",
+    "MiniMaxMusic3",
+    "RFD4",
 )
 """Classes by the beginning of their names: one projection is shared by all blocks, there is next to nothing to save."""
 
@@ -168,8 +247,3 @@ def family_of(transformer: str) -> Family:
         f"{transformer} is not a family that the plan cache knows ({', '.join(f.transformer for f in FAMILIES)}); set "
         "--adaln-cache off",
     )
-
-
-def projection_tensors(family: Family, tensors: Iterable[str]) -> list[str]:
-    """Those of the tensors that a loader leaves out."""
-    return [name for name in tensors if family.is_projection_tensor(name)]

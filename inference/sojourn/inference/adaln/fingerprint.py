@@ -15,11 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from sojourn.inference.adaln.families import Family
+from sojourn.inference.adaln.family import Family
 from sojourn.inference.adaln.weights import Part, WeightFiles
 
 _SAMPLES = 256
 _SAMPLE_BYTES = 4096
+_LINE_BYTES = 64
 _CHUNK_BYTES = 32 * 1024**2
 """Tensors are hashed in parts of this size, so that hashing 24 GiB never holds more than that."""
 
@@ -43,7 +44,13 @@ def rows_fingerprint(
     """
     names = [name for name in weights.places if family.is_projection_tensor(name) or family.is_embedder_tensor(name)]
     settings = {key: value for key, value in config.items() if not key.startswith("_")}
-    parts = [family.name, content_digest(weights, sorted(names), memory), _canonical(settings), _canonical(arithmetic)]
+    parts = [
+        family.name,
+        content_digest(weights, sorted(names), memory),
+        _canonical(_alignments(weights, sorted(names))),
+        _canonical(settings),
+        _canonical(arithmetic),
+    ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -100,6 +107,12 @@ def _tensor_digest(weights: WeightFiles, name: str) -> str:
         digest.update(_bytes(weights.read(part, buffer)))
         weights.forget(absent)
     return digest.hexdigest()
+
+
+def _alignments(weights: WeightFiles, names: list[str]) -> list[int]:
+    """Where in a cache line the float32 tensors lie, mapped or read: the bits of products of one row depend on it."""
+    places = [weights.places[name] for name in names]
+    return [place.offset % _LINE_BYTES for place in places if place.dtype is torch.float32]
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:

@@ -1,5 +1,6 @@
 """What one denoise step is conditioned on, and the key that names it: exact bits."""
 
+import hashlib
 import math
 import struct
 from collections.abc import Iterable, Mapping
@@ -10,6 +11,11 @@ import torch
 from sojourn.inference.adaln.refusals import PlansRefused, RequestReason
 
 PlanKey = bytes
+# Up to so many rows are stored as they are, though they be alike: equal inputs at different places of one product need
+# not give equal bits (found with two rows of float32 and 24 outputs; torch 2.13, MKL). Beyond, a build compares them.
+_KEPT_ROWS = 4
+# Of one input in a key: more than any timesteps, guidance or sizes take.
+_LONGEST_BYTES = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,8 +27,10 @@ class Plan:
             forward receives it; copies on the host. A tensor whose first extent is `rows` has a value per row, any
             other one for all.
         rows: Rows M that the forward gives to the projection GEMM. A projected row's last bits depend on M.
-        key: The exact bits of `inputs` with their names, dtypes and shapes, and M. No tolerance: 0.0 is not -0.0.
-        row_index: For each of the M rows the distinct row that it equals, in order of first occurrence.
+        key: The exact bits of `inputs` (of long ones the SHA-256) with their names, dtypes and shapes, and M: a
+            projected row's last bits depend on M. No tolerance: 0.0 is not -0.0.
+        row_index: For each of the M rows the stored row that it equals, in order of first occurrence. Few rows are
+            stored as they are; of many, rows of equal inputs are stored once.
     """
 
     inputs: Mapping[str, torch.Tensor]
@@ -50,12 +58,12 @@ class Plan:
 
     @property
     def length(self) -> int:
-        """How many distinct rows there are to store."""
+        """How many rows there are to store."""
         return max(self.row_index) + 1
 
     @cached_property
     def first_rows(self) -> tuple[int, ...]:
-        """Where each distinct row occurs first among the M rows."""
+        """Where each stored row occurs first among the M rows."""
         return tuple(self.row_index.index(row) for row in range(self.length))
 
     @property
@@ -92,14 +100,19 @@ def _key(inputs: Mapping[str, torch.Tensor], bits: Mapping[str, bytes], rows: in
     parts = [struct.pack("<I", rows)]
     for name in sorted(inputs):
         head = f"{name}:{inputs[name].dtype}:{tuple(inputs[name].shape)}".encode()
-        parts += [struct.pack("<II", len(head), len(bits[name])), head, bits[name]]
+        parts += [struct.pack("<II", len(head), len(bits[name])), head, _short(bits[name])]
     return b"".join(parts)
 
 
+def _short(bits: bytes) -> bytes:
+    """The bits, or where they are many (text has megabytes) the digest that no other bits are known to have."""
+    return bits if len(bits) <= _LONGEST_BYTES else hashlib.sha256(bits).digest()
+
+
 def _row_index(inputs: Mapping[str, torch.Tensor], bits: Mapping[str, bytes], rows: int) -> tuple[int, ...]:
-    """Rows are told apart by the bits of the inputs that have a value per row."""
-    if rows == 1:
-        return (0,)
+    """Rows are told apart by the bits of the inputs that have a value per row, where there are many."""
+    if rows <= _KEPT_ROWS:
+        return tuple(range(rows))
     per_row = [bits[name] for name, value in inputs.items() if value.ndim > 0 and value.shape[0] == rows]
     seen: dict[tuple[bytes, ...], int] = {}
     return tuple(seen.setdefault(tuple(_cut(part, row, rows) for part in per_row), len(seen)) for row in range(rows))

@@ -11,6 +11,7 @@ class RequestReason(StrEnum):
     TOO_MANY_PLANS = "too_many_plans"
     TOO_WIDE = "too_wide"
     NONFINITE = "nonfinite"
+    ROWS_DIFFER = "rows_differ"
 
 
 class PlansRefused(Unsupported):
@@ -36,6 +37,8 @@ class ModelReason(StrEnum):
     COMPILED = "compiled"
     COSTS_MORE = "costs_more"
     ROWS_NOT_REUSED = "rows_not_reused"
+    VARIANT = "variant"
+    NO_BLOCKS = "no_blocks"
     SETTING = "setting"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from sojourn.inference.adaln.families import Family
+from sojourn.inference.adaln.family import Family
 from sojourn.inference.adaln.refusals import ModelReason, ModelRefused
 from sojourn.inference.adaln.settings import Precision
 from sojourn.inference.adaln.standin import StandIn
@@ -80,6 +80,7 @@ def check_model(transformer: nn.Module, family: Family) -> None:
         ModelRefused: By name: quantised, cast to fp8 layer by layer, or with an adapter on a projection.
     """
     config = getattr(transformer, "config", {})
+    family.check_config(config)
     if getattr(transformer, "hf_quantizer", None) is not None or config.get("quantization_config"):
         raise ModelRefused(
             ModelReason.QUANTISED,

@@ -10,7 +10,8 @@ from diffusers.modular_pipelines.minimax_h3.before_denoise import MiniMaxH3SetTi
 from sojourn.inference.adaln.cache import PlanCache
 from sojourn.inference.adaln.caches import PlanCaches
 from sojourn.inference.adaln.counters import Counters, Result
-from sojourn.inference.adaln.families import Inputs, family_of
+from sojourn.inference.adaln.families import family_of
+from sojourn.inference.adaln.family import Inputs
 from sojourn.inference.adaln.plans import distinct
 from sojourn.inference.adaln.settings import Mode, PlanCacheSettings, Precision
 from sojourn.inference.errors import ModelError
@@ -190,5 +191,15 @@ def _open(
 
 
 def _schedulers(folder: ModelFolder) -> tuple[MiniMaxH3Scheduler, MiniMaxH3Scheduler]:
-    video, audio = (dict(folder.components[name].config) for name in ("scheduler", "audio_scheduler"))
+    """The two schedulers of MiniMax-H3, whose schedules alone are known without a request."""
+    names = ("scheduler", "audio_scheduler")
+    for name in names:
+        if name not in folder.components:
+            raise ModelError(
+                errors.COMPONENT_MISSING,
+                folder.path / name,
+                f"component {name} is missing; schedules can be built ahead for MiniMax-H3, other models build theirs "
+                "with the first request",
+            )
+    video, audio = (dict(folder.components[name].config) for name in names)
     return MiniMaxH3Scheduler.from_config(video), MiniMaxH3Scheduler.from_config(audio)

@@ -1,6 +1,6 @@
 """Whether it pays to run a transformer on stored rows."""
 
-from sojourn.inference.adaln.families import Family
+from sojourn.inference.adaln.family import Family
 from sojourn.inference.adaln.refusals import ModelReason, ModelRefused
 from sojourn.inference.adaln.settings import MODE_SETTING, PLANS_SETTING, WIDTH_SETTING, PlanCacheSettings
 from sojourn.inference.adaln.table import Table

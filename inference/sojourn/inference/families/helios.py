@@ -13,14 +13,21 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import ClassifierFreeGuidance, ClassifierFreeZeroStarGuidance
+from diffusers.modular_pipelines.helios import denoise
 from diffusers.modular_pipelines.helios.encoders import prompt_clean
 from sojourn.inference.errors import FieldViolation
 from sojourn.inference.families.family import Family, Loop, Medium, Schedule, UsualRequest
-from sojourn.inference.families.helios_blocks import DecodeExactly, keep_text, keeping_text
+from sojourn.inference.families.helios_decode import DecodeExactly
+from sojourn.inference.families.helios_noise import block_noise
 from sojourn.inference.families.helios_settings import BASE, DISTILLED, MID, TRAINED_SIZES, HeliosSettings
+from sojourn.inference.families.helios_text import keep_text, keeping_text
 from sojourn.inference.offload.activations import Workload
 from sojourn.inference.requests import Clip, Defaults, GenerationRequest, Limits, Workflow
 from sojourn.inference.watch import Stage
+
+# Names that the stock loops look up: the noise, and a bar on stderr that nothing else turns off.
+denoise.sample_block_noise = block_noise
+denoise.tqdm = functools.partial(denoise.tqdm, disable=True)
 
 # Frames of a chunk: 9 latent frames of 4, but for the first of each chunk, which is one.
 CHUNK_FRAMES = 33

@@ -6,9 +6,40 @@ By names alone, without torch, so that their share of a checkpoint can be told f
 import re
 from collections.abc import Mapping
 
-# By class of the transformer; the patterns match the whole name of a module.
+_FINAL = r"norm_out\.linear"
+_DOUBLE = r"transformer_blocks\.\d+\.norm1(_context)?\.linear"
+_DOUBLE_AND_SINGLE = rf"{_DOUBLE}|single_transformer_blocks\.\d+\.norm\.linear|{_FINAL}"
+_TWO_NORMS = rf"transformer_blocks\.\d+\.norm[12]\.linear|{_FINAL}"
+_ONE_NORM = rf"transformer_blocks\.\d+\.norm1\.linear|{_FINAL}"
+
+# By class of the transformer; the patterns match the whole name of a module. Unanchored ones would also match what only
+# ends alike: refiners (`context_embedder.….norm_out.linear`) are modulated by the text and stay.
 PROJECTIONS: Mapping[str, str] = {
-    "MiniMaxH3Transformer3DModel": r"transformer_blocks\.\d+\.adaln_proj\.linear|norm_out\.linear",
+    "MiniMaxH3Transformer3DModel": rf"transformer_blocks\.\d+\.adaln_proj\.linear|{_FINAL}",
+    "QwenImageTransformer2DModel": rf"transformer_blocks\.\d+\.(img|txt)_mod\.1|{_FINAL}",
+    "SD3Transformer2DModel": rf"{_DOUBLE}|{_FINAL}",
+    "FluxTransformer2DModel": _DOUBLE_AND_SINGLE,
+    "HunyuanVideo15Transformer3DModel": rf"{_DOUBLE}|{_FINAL}",
+    "AuraFlowTransformer2DModel": rf"(joint|single)_transformer_blocks\.\d+\.norm1(_context)?\.linear|{_FINAL}",
+    "LongCatImageTransformer2DModel": _DOUBLE_AND_SINGLE,
+    "BriaTransformer2DModel": _DOUBLE_AND_SINGLE,
+    "BriaFiboTransformer2DModel": _DOUBLE_AND_SINGLE,
+    "HunyuanVideoTransformer3DModel": _DOUBLE_AND_SINGLE,
+    "HunyuanVideoFramepackTransformer3DModel": _DOUBLE_AND_SINGLE,
+    "HunyuanImageTransformer2DModel": _DOUBLE_AND_SINGLE,
+    "CogVideoXTransformer3DModel": _TWO_NORMS,
+    "ConsisIDTransformer3DModel": _TWO_NORMS,
+    "OvisImageTransformer2DModel": _DOUBLE_AND_SINGLE,
+    "CogView3PlusTransformer2DModel": _ONE_NORM,
+    "CogView4Transformer2DModel": _ONE_NORM,
+    "GlmImageTransformer2DModel": _ONE_NORM,
+    "DiTTransformer2DModel": r"transformer_blocks\.\d+\.norm1\.linear|proj_out_1",
+    # The context norm of the last block is an AdaLayerNormContinuous of its own kind.
+    "MochiTransformer3DModel": rf"{_DOUBLE}|transformer_blocks\.\d+\.norm1_context\.linear_1|{_FINAL}",
+    "MotifVideoTransformer3DModel": _DOUBLE_AND_SINGLE,
+    "EasyAnimateTransformer3DModel": _TWO_NORMS,
+    "Lumina2Transformer2DModel": r"(noise_refiner|layers)\.\d+\.norm1\.linear|norm_out\.linear_1",
+    "PRXTransformer2DModel": r"blocks\.\d+\.modulation\.lin|final_layer\.adaLN_modulation\.1",
 }
 
 

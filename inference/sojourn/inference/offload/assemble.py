@@ -15,7 +15,8 @@ from sojourn.inference.offload.hosting import HostingPlan, HostTier, LayerBytes,
 from sojourn.inference.offload.integrity import MappedFiles, hook_checks
 from sojourn.inference.offload.mapped import is_file_backed, mapped_spans
 from sojourn.inference.offload.observer import Observer, silent
-from sojourn.inference.offload.pages import PageWindow, find_pieces, hook_pages
+from sojourn.inference.offload.pages import PageWindow, hook_pages
+from sojourn.inference.offload.pieces import find_pieces
 from sojourn.inference.offload.pinning import PinDriver, RegisterFailed, pin_filled, pinned_size_bytes
 from sojourn.inference.offload.room import RoomReader
 from sojourn.inference.offload.settings import (

@@ -14,22 +14,22 @@ can make a pass slow, never wrong.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from sojourn.inference.errors import ModelError
 from sojourn.inference.offload.adviser import Adviser, Job, PageAdvice
 from sojourn.inference.offload.direct import DirectReader, Landing, Placement, place
-from sojourn.inference.offload.mapped import mapped_spans
 from sojourn.inference.offload.observer import Fallback, Observer, silent
 from sojourn.inference.offload.order import CallOrder
+from sojourn.inference.offload.pass_plan import PassPlan, buffers, plan_pass
 from sojourn.inference.offload.passes import hook_passes
+from sojourn.inference.offload.pieces import Piece
 from sojourn.inference.offload.room import SLACK_BYTES, Room
 from sojourn.inference.offload.settings import ResidentPolicy
-from sojourn.inference.offload.spans import Span, divided, merged, size_of, whole_pages, without
+from sojourn.inference.offload.spans import Span, merged, size_of, without
 from sojourn.residencyd.kernel.errors import KernelError
-from sojourn.residencyd.kernel.maps import Lookup
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -39,164 +39,6 @@ READ_AHEAD_BYTES = 4 << 20
 
 # Left free in the first pass, of which it is not known yet what it allocates.
 FIRST_PASS_BYTES = 64 << 20
-
-# Modules with less than this stay: a hook costs about as much as reading so little from the page cache.
-MIN_PIECE_BYTES = 256 << 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """The mapped weights of one module of a layer: what is brought in and given back as one.
-
-    Attributes:
-        module: Whose forward uses them.
-        spans: Whole pages of its own weights, in order of address.
-        weights: Those weights by where they lie, to the byte.
-    """
-
-    module: nn.Module
-    spans: tuple[Span, ...]
-    weights: Mapping[Span, nn.Parameter] = field(default_factory=dict)
-
-    @property
-    def size_bytes(self) -> int:
-        """Its pages."""
-        return size_of(self.spans)
-
-
-def find_pieces(layers: Sequence[nn.Module], mappings: Lookup, *, min_bytes: int = MIN_PIECE_BYTES) -> list[Piece]:
-    """The modules of the layers whose weights lie in file mappings, in registration order.
-
-    Weights of several modules that share a page, or are tied, belong to the first of them.
-
-    Args:
-        layers: Repeated layers.
-        mappings: Of this process.
-        min_bytes: Modules with less are left out.
-    """
-    pieces, taken = [], set[int]()
-    for layer in layers:
-        for module in layer.modules():
-            own = [p for p in module.parameters(recurse=False) if p.data_ptr() not in taken and _is_dense(p)]
-            taken.update(p.data_ptr() for p in own)
-            weights = {span: p for p in own for span in mapped_spans([p], mappings)}
-            spans = whole_pages(weights)
-            if size_of(spans) >= min_bytes:
-                pieces.append(Piece(module=module, spans=spans, weights=weights))
-    return pieces
-
-
-def _is_dense(parameter: torch.Tensor) -> bool:
-    """Whether the elements fill their range without holes, in whatever order."""
-    reach = sum((size - 1) * stride for size, stride in zip(parameter.size(), parameter.stride(), strict=True))
-    return parameter.numel() > 0 and reach + 1 == parameter.numel()
-
-
-@dataclass(frozen=True, kw_only=True)
-class PassPlan:
-    """What a pass keeps and what it streams.
-
-    Attributes:
-        kept_bytes: Stay in memory from pass to pass.
-        streamed: Spans to give back after use, by index of the piece; empty for pieces that stay.
-        window_bytes: Left free for the streamed pieces that are in use or on their way.
-    """
-
-    kept_bytes: int
-    streamed: tuple[tuple[Span, ...], ...]
-    window_bytes: int = 0
-
-    @property
-    def streamed_bytes(self) -> int:
-        """What every pass reads again."""
-        return sum(map(size_of, self.streamed))
-
-
-def plan_pass(
-    pieces: Sequence[tuple[Span, ...]],
-    order: Sequence[int],
-    *,
-    room_bytes: int,
-    read_ahead_bytes: int,
-    policy: ResidentPolicy = ResidentPolicy.STRIDED,
-    buffered: bool = False,
-) -> PassPlan:
-    """Keeps as many bytes as leave room for the window; everything if everything fits.
-
-    Leading keeps a prefix, so that all the reading comes at the end of a pass. Strided spreads the streamed pieces
-    evenly, so that the disk has the computation of the kept ones to hide behind; and it streams small ones rather than
-    large ones, since the window must hold the largest of them, at the cost of what is kept.
-
-    Args:
-        pieces: Spans of each piece.
-        order: Indices of the pieces in the order of their use; those that are missing stream first.
-        room_bytes: What may be in memory of these pieces.
-        read_ahead_bytes: On its way besides the piece in use.
-        policy: Which ones are kept.
-        buffered: Whether what streams goes into buffers of one size.
-    """
-
-    def window(largest: int) -> int:
-        return buffers(largest, read_ahead_bytes) * largest if buffered else read_ahead_bytes + largest
-
-    sizes = [size_of(spans) for spans in pieces]
-    total = sum(sizes)
-    if total <= room_bytes:
-        return PassPlan(kept_bytes=total, streamed=((),) * len(pieces))
-    used = list(dict.fromkeys(order))
-    unused = [i for i in range(len(pieces)) if i not in set(used)]
-    largest, excess = _cut_off(sizes, lambda largest: total - max(0, room_bytes - window(largest)), policy)
-    eligible = [i for i in used if sizes[i] <= largest]
-    streamed: list[tuple[Span, ...]] = [()] * len(pieces)
-    left = excess
-    for index in [*unused, *_victims(eligible, sizes, excess, policy), *used]:
-        if left <= 0:
-            break
-        if not streamed[index]:
-            kept, streamed[index] = divided(pieces[index], sizes[index] - left)
-            left -= sizes[index] - size_of(kept)
-    return PassPlan(
-        kept_bytes=total - sum(map(size_of, streamed)),
-        streamed=tuple(streamed),
-        window_bytes=window(largest),
-    )
-
-
-def buffers(largest_bytes: int, read_ahead_bytes: int) -> int:
-    """How many buffers it takes: one for the module that computes, and as many as the read-ahead fills, but one."""
-    return 1 + max(1, read_ahead_bytes // max(1, largest_bytes))
-
-
-def _cut_off(sizes: Sequence[int], excess: Callable[[int], int], policy: ResidentPolicy) -> tuple[int, int]:
-    """The largest piece that may stream, and how many bytes then have to: the fewest bytes that suffice.
-
-    Args:
-        sizes: Of the pieces.
-        excess: Bytes that have to stream if the largest piece that does has so many.
-        policy: Which ones are kept.
-    """
-    if policy is ResidentPolicy.STRIDED:
-        for largest in sorted(set(sizes)):
-            if excess(largest) <= sum(size for size in sizes if size <= largest):
-                return largest, excess(largest)
-    return max(sizes), excess(max(sizes))
-
-
-def _victims(order: Sequence[int], sizes: Sequence[int], excess_bytes: int, policy: ResidentPolicy) -> Iterator[int]:
-    """Pieces in the order in which they are to stream until the excess is met; all of them, in the end."""
-    if policy is ResidentPolicy.LEADING:
-        yield from reversed(order)
-        return
-    share = excess_bytes / max(1, sum(sizes[i] for i in order))
-    due, passed_over = 0.0, []
-    for index in order:
-        due += share * sizes[index]
-        if due >= sizes[index] / 2:
-            due -= sizes[index]
-            yield index
-        else:
-            passed_over.append(index)
-    yield from passed_over
 
 
 @dataclass(frozen=True)

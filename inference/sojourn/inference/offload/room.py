@@ -56,6 +56,21 @@ def other_file_bytes(*, mapped_bytes: int, process_file_bytes: int, resident_byt
     return max(0, min(mapped_bytes, process_file_bytes) - resident_bytes)
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """A look at the page tables.
+
+    Attributes:
+        weights: Where it looked.
+        file_bytes: File pages that the process had in memory then.
+        resident_bytes: Weights among them.
+    """
+
+    weights: Sequence[Span]
+    file_bytes: int
+    resident_bytes: int
+
+
 class RoomReader:
     """Measures room for one process.
 
@@ -69,17 +84,28 @@ class RoomReader:
         self._pid = pid
         self._proc = proc
         self._cgroups = cgroups
+        self._seen: _Seen | None = None
 
     def read(self, weights: Sequence[Span]) -> Room:
-        """The room now, for weights that are mapped at `weights`. About 1 ms, and 1.3 ms for each GiB of 4 KiB pages.
+        """The room now, for weights that are mapped at `weights`. About 0.4 ms.
+
+        The page tables, 20 ms for each GiB of 4 KiB pages, are looked at only when the process has another number of
+        file pages in memory than at the last look: whatever comes or goes changes it.
 
         Raises:
             KernelError: A source cannot be read.
         """
         groups = read_groups(pid=self._pid, proc=self._proc, root=self._cgroups)
         machine = read_meminfo(proc=self._proc).available_bytes
-        resident = self.resident_bytes(weights)
-        return room_of(machine, groups, read_status(self._pid, proc=self._proc).rss_file_bytes, resident_bytes=resident)
+        file_bytes = read_status(self._pid, proc=self._proc).rss_file_bytes
+        resident = self._weights_bytes(weights, file_bytes)
+        return room_of(machine, groups, file_bytes, resident_bytes=resident)
+
+    def _weights_bytes(self, weights: Sequence[Span], file_bytes: int) -> int:
+        seen = self._seen
+        if seen is None or seen.weights is not weights or seen.file_bytes != file_bytes:
+            seen = self._seen = _Seen(weights, file_bytes, self.resident_bytes(weights))
+        return seen.resident_bytes
 
     def resident_bytes(self, spans: Sequence[Span]) -> int:
         """File pages of the spans that the process has in memory.

@@ -124,7 +124,7 @@ class Quality:
         if request.quality is QualityTier.HIGH and error is not None:
             outside = error.obstacle(workflow=request.workflow.value, steps=request.steps)
             if outside is not None:
-                raise TierUnavailable(request.quality.value, self._model_name, f"{outside}; ask for another tier")
+                raise TierUnavailable(request.quality.value, self._model_name, outside)
 
     @contextmanager
     def at(self, tier: QualityTier, names: Sequence[str], check: Callable[[], None]) -> Iterator[Used]:

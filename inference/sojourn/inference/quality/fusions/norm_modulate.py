@@ -4,8 +4,10 @@ Shapes: x [B, S, D] in the working dtype; norm an RMSNorm over D; shift and scal
 modality); index [S] int64, the row of each token.
 
 The reference gathers one row of shift and scale for every token, [S, D] each, and rounds to the working dtype after
-the norm, its gain, 1 + scale, the product and the sum. Fused, a token is read once and written once, everything in
-between is float32, and the gain times 1 + scale is taken once for each of the R rows.
+the norm, its weight, 1 + scale, the product and the sum. Fused, a token is read once and written once, everything in
+between is float32 in the reference's order, and 1 + scale is taken once for each of the R rows. (Taking the weight
+times 1 + scale once as well saves nothing that can be measured, and gives a whole column one rounding error: in float32
+the largest error then came out at up to 1.52 times the reference's, in place of 1.22.)
 """
 
 from typing import Any
@@ -54,7 +56,7 @@ def on_cpu(
     x: torch.Tensor, norm: nn.RMSNorm, shift: torch.Tensor, scale: torch.Tensor, index: torch.Tensor
 ) -> torch.Tensor:
     """A few rows at a time through a float32 scratch that stays in the cache."""
-    gain, offset = norm.weight.float() * (1.0 + scale.float()), shift.float()
+    weight, gain, offset = norm.weight.float(), 1.0 + scale.float(), shift.float()
     added, made = epsilon(x, norm), torch.empty_like(x)
     wide, squares = torch.empty(0), torch.empty(0)
     for rows in row_blocks(x.shape[1], x.shape[2]):
@@ -63,7 +65,7 @@ def on_cpu(
         for held, into in zip(x, made, strict=True):
             block = wide.resize_(held[rows].shape).copy_(held[rows])
             mean = torch.mul(block, block, out=squares.resize_(block.shape)).mean(-1, keepdim=True)
-            block.mul_(mean.add_(added).rsqrt_())
+            block.mul_(mean.add_(added).rsqrt_()).mul_(weight)
             into[rows] = torch.addcmul(term, block, factor, out=block)
     return made
 

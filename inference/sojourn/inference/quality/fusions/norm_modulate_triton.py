@@ -25,7 +25,7 @@ def _norm_modulate(
     weight = tl.load(gain + columns, mask=within, other=0.0).to(tl.float32)
     factor = 1.0 + tl.load(scale + held * scale_stride + columns, mask=within, other=0.0).to(tl.float32)
     term = tl.load(shift + held * shift_stride + columns, mask=within, other=0.0).to(tl.float32)
-    total = tl.where(known, wide * root * (weight * factor) + term, float("nan"))
+    total = tl.where(known, wide * root * weight * factor + term, float("nan"))
     tl.store(made + row * width + columns, total.to(made.dtype.element_ty), mask=within)
 
 
