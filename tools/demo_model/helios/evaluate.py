@@ -115,9 +115,9 @@ def steps_between_frames(clips: Sequence[Clip]) -> tuple[float, float]:
 
 
 def judge_clips(clips: Sequence[Clip], *, psnr_db: float, seconds_per_clip: float, guidance_scale: float) -> Report:
-    """Sum up what the judge says about clips."""
+    """Sum up what the judge says about clips of one length."""
     judge = train_judge()
-    judged = range(0, chunks.CLIP_FRAMES, JUDGED_EVERY)
+    judged = range(0, len(clips[0].frames), JUDGED_EVERY)
     read = np.array([judge.read(clip.frames[list(judged)]) for clip in clips])
     asked = np.array([clip.digit for clip in clips])
     right = read == asked[:, None]
@@ -128,7 +128,7 @@ def judge_clips(clips: Sequence[Clip], *, psnr_db: float, seconds_per_clip: floa
         clips=len(clips),
         clip_accuracy=float(np.mean([np.bincount(row, minlength=10).argmax() for row in read] == asked)),
         frame_accuracy=float(right.mean()),
-        frame_accuracy_by_chunk=tuple(float(right[:, chunk == c].mean()) for c in range(chunks.CHUNKS)),
+        frame_accuracy_by_chunk=tuple(float(right[:, chunk == c].mean()) for c in range(int(chunk.max()) + 1)),
         frame_accuracy_by_digit=tuple(float(right[asked == d].mean()) for d in range(10)),
         seam_step=seam,
         inner_step=inner,
@@ -145,8 +145,9 @@ def save_sheet(clips: Sequence[Clip], path: Path) -> None:
     shown = np.linspace(0, chunks.FRAMES - 1, 6).astype(int)
     rows = []
     for clip in clips:
-        tiles = [_framed(clip.frames[c * chunks.FRAMES + i]) for c in range(chunks.CHUNKS) for i in shown]
-        for c in range(1, chunks.CHUNKS):
+        whole = len(clip.frames) // chunks.FRAMES
+        tiles = [_framed(clip.frames[c * chunks.FRAMES + i]) for c in range(whole) for i in shown]
+        for c in range(1, whole):
             tiles[c * len(shown)][:, :2] = 255  # a white line marks the seam
         rows.append(np.concatenate(tiles, axis=1))
     Image.fromarray(np.concatenate(rows, axis=0)).save(path)
