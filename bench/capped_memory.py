@@ -39,9 +39,10 @@ for part in ("proto", "inference", "residencyd"):
 MIB = 1 << 20
 CAP_MIB = 2000
 WARM_UP, STEPS = 5, 11
-# Rows of one step (12): few, so that a step takes about as long as reading its weights once from memory. With more rows
-# computation hides what is measured here; `--rows 24` shows how much.
-ROWS = 12
+# Rows of one step: few, so that a step takes about as long as reading its weights once from memory, which is what is
+# measured here. `--rows 12` and `--rows 24` show how computation hides it: the products that the plan cache does not
+# replace take a growing share of the step.
+ROWS = 6
 
 CONFIG = {
     "num_attention_heads": 10, "attention_head_dim": 128, "hidden_size": 992, "num_layers": 50,

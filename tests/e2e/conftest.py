@@ -26,7 +26,8 @@ def install(chart: str = "charts/sojourn", *more: str) -> None:
 def forget(namespace: str) -> None:
     """Lets go of services that an interrupted run has left, whose operator may be gone."""
     for name in kubectl("-n", namespace, "get", "dsvc", "-o", "name", check=False).split():
-        if name.startswith("diffusionservice"):
+        # Where the definitions are not there yet, there are words of an error instead.
+        if name.startswith("diffusionservice.sojourn.dev/"):
             kubectl("-n", namespace, "patch", name, "--type=merge", "-p", '{"metadata":{"finalizers":null}}')
 
 

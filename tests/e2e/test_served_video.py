@@ -9,6 +9,7 @@ from tests.e2e.node import (
     DEMO,
     PORT,
     STUDIO,
+    Object,
     condition,
     demo_as_written,
     get,
@@ -52,8 +53,11 @@ def test_a_client_gets_a_video_through_the_service(neighbour: Client) -> None:
     again = json.loads(neighbour.generate(ENDPOINT, "--steps", "12", "--seed", "7"))
     clips = [answer["completed"]["clips"] for answer in (made, again)]
     assert clips[0] == clips[1], "the same seed is the same clip, built plans or not"
-    saw = until(lambda: get(STUDIO, "dsvc", "demo")["status"].get("adaLN", {}).get("hitRatio"), 90, "HIT% of the demo")
-    assert saw == "50"
+
+    def hits() -> bool:
+        return bool(get(STUDIO, "dsvc", "demo")["status"].get("adaLN", {}).get("hitRatio") == "50")
+
+    until(hits, 90, "HIT% of one build and one hit")
 
 
 def test_shared_memory_has_the_size_that_was_asked_for() -> None:
@@ -90,15 +94,18 @@ def test_an_edit_of_a_policy_rolls_the_pods() -> None:
     assert any("--adaln-plans=60" in pod["spec"]["containers"][0]["args"] for pod in new)
 
 
+def last_failure() -> Object:
+    """The last end of a container that was none of its own; it stays when the service is well again."""
+    found: Object = get(STUDIO, "dsvc", "demo")["status"].get("lastFailure", {})
+    return found
+
+
 def test_an_oom_kill_is_told_with_its_code() -> None:
     """A pod with too small a limit: the model does not fit."""
     patch(STUDIO, "dsvc", "demo", resources={"limits": {"memory": "180Mi"}, "requests": {"memory": "100Mi"}})
 
-    def told() -> bool:
-        return bool(get(STUDIO, "dsvc", "demo")["status"].get("lastFailure", {}).get("reason") == "OOMKilled")
-
     try:
-        until(told, 180, "OOMKilled in lastFailure")
+        until(lambda: last_failure().get("reason") == "OOMKilled", 180, "OOMKilled in lastFailure")
         service = get(STUDIO, "dsvc", "demo")
         assert service["status"]["lastFailure"]["exitCode"] == 137
         found = condition(service, "Ready")
@@ -110,12 +117,13 @@ def test_an_oom_kill_is_told_with_its_code() -> None:
 
 
 def test_a_model_process_that_dies_is_told_and_started_again() -> None:
+    before = last_failure()
     with Watch(STUDIO, "dsvc", "demo") as watch:
         kill = "kill -9 $(grep -lx sojourn /proc/[0-9]*/comm | cut -d/ -f3)"
         shell(STUDIO, "deploy/dsvc-demo", "residencyd", "sh", "-c", kill)
-        until(lambda: get(STUDIO, "dsvc", "demo")["status"].get("lastFailure"), 90, "lastFailure")
+        until(lambda: last_failure() != before, 90, "lastFailure")
         ready()
-    failure = get(STUDIO, "dsvc", "demo")["status"]["lastFailure"]
+    failure = last_failure()
     assert (failure["reason"], failure["exitCode"], failure["container"]) == ("Killed", 137, "inference")
     told = [condition(event, "Ready") for event in watch.events]
     assert any(found["status"] == "False" and "exit code 137" in found["message"] for found in told), told

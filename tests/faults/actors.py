@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from sojourn.inference import logs
 from sojourn.inference.cli import main as sojourn_main
+from sojourn.inference.offload.activations import Workload
 from sojourn.inference.offload.options import OffloadOptions
 from sojourn.inference.offload.settings import parse_settings
 from sojourn.inference.pipeline import Pipeline, load_pipeline
@@ -55,8 +56,8 @@ def residencyd(log: str, group: str, user: int, options: dict[str, Any]) -> None
 def breakable(log: str, group: str, settings: dict[str, Any]) -> None:
     """As `sojourn serve`, but that one can break it from outside.
 
-    Settings: model (folder), grpc, metrics (ports), map (file), offload (as on the command line), become (a user), nan
-    (a file).
+    Settings: model (folder), grpc, metrics (ports), map (file), offload (as on the command line), large (plan for
+    requests of 1344 × 768), become (a user), nan (a file).
     """
     to_log(log, group)
     torch.set_num_threads(1)
@@ -72,10 +73,17 @@ def breakable(log: str, group: str, settings: dict[str, Any]) -> None:
 
 def broken(settings: dict[str, Any], telemetry: Telemetry) -> Pipeline:
     """The pipeline, with the fault built in."""
+    offload = OffloadOptions(
+        component_map=settings["map"],
+        settings=parse_settings(settings.get("offload", ())),
+        workload=Workload() if settings.get("large") else None,
+        # More than the machine may have: the plan is not what is tried here.
+        host_memory_bytes=16 << 30 if settings.get("large") else None,
+    )
     pipeline = load_pipeline(
         Path(settings["model"]),
         model_name="tiny",
-        offload=OffloadOptions(component_map=settings["map"], settings=parse_settings(settings.get("offload", ()))),
+        offload=offload,
         offload_observer=telemetry.offload,
         plan_observer=telemetry.plan_cache,
     )

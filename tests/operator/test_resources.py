@@ -11,6 +11,7 @@ from sojourn.operator.resources import AdaLNCacheSpec, DiffusionServiceSpec, Lay
 from sojourn.operator.resources.base import quantity_value
 from sojourn.operator.resources.definitions import KINDS, definition
 from sojourn.operator.resources.status import DiffusionServiceStatus
+from sojourn.v1.inference_pb2 import Workflow
 
 from tests.operator.cluster import custom, service
 from tools import crds
@@ -214,6 +215,12 @@ async def test_every_field_of_every_spec_is_described(kube: Kube) -> None:
         for part in ("spec", "status"):
             for path, node, _ in crds._fields(schema["properties"][part]):
                 assert node.get("description"), f"{kind.name}.{part}.{path}"
+
+
+def test_every_workflow_of_the_contract_may_be_asked_for() -> None:
+    schema = definition(KINDS[2])["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    names = {name.removeprefix("WORKFLOW_") for name in Workflow.keys()}  # noqa: SIM118 - an enum of protobuf
+    assert set(schema["properties"]["workflows"]["items"]["enum"]) == names - {"UNSPECIFIED"}
 
 
 def test_no_property_or_value_is_a_boolean_of_yaml_1_1() -> None:

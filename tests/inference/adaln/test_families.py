@@ -174,6 +174,15 @@ def test_other_guidance_finds_no_rows(tmp_path: Path, monkeypatch: pytest.Monkey
         run(twin.model, [{**given, "guidance": given["guidance"] + 1}])
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"), [({"ofs": 2.0}, "ofs is 2.0; .* a tensor"), ({"timestep": None}, "no timestep")]
+)
+def test_an_argument_that_is_no_tensor_is_refused_and_not_passed_over(changes: Arguments, message: str) -> None:
+    given = arguments(SPECIMENS["cogvideox"], Draw(1, torch.float32, torch.Generator().manual_seed(3)), 0.5)
+    with pytest.raises(PlanMissing, match=message):
+        family_of("CogVideoXTransformer3DModel").plans({**given, **changes})
+
+
 def test_every_family_has_a_specimen_and_a_name_of_its_own() -> None:
     assert set(SPECIMENS) == {family.name for family in FAMILIES}
     assert len({family.transformer for family in FAMILIES}) == len(FAMILIES) >= 19

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from sojourn.inference.offload.options import OffloadOptions
+from sojourn.inference.quality.settings import Fusions, QualitySettings
 from sojourn.inference.server.config import Address, ServerConfig
 
 from tests.inference.cli.conftest import Run
@@ -78,6 +79,8 @@ def test_the_model_is_named_after_its_folder(
         (["--next-stage-headroom", "12GB"], "--next-stage-headroom: '12GB' is no size"),
         (["--device-memory", "lots"], "--device-memory: 'lots' is no size"),
         (["--host-memory", ""], "--host-memory: '' is no size"),
+        (["--fusions", "fast"], "--fusions is 'fast': must be one of auto, on, off"),
+        (["--step-cache-table", "absent.json"], "--step-cache-table is 'absent.json': there is no such file"),
     ],
 )
 def test_a_wrong_option_is_refused_before_anything_starts(
@@ -130,6 +133,23 @@ def test_each_offload_option_reaches_the_loading(
 ) -> None:  # fmt: skip
     assert sojourn("serve", "--model", tmp_path, *arguments)[0] == 0
     assert getattr(placed[0], option) == value
+
+
+def test_each_quality_option_reaches_the_loading(
+    sojourn: Callable[..., Run], started: list[ServerConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found: list[QualitySettings] = []
+
+    def lazily_loaded(*arguments: object, quality_settings: QualitySettings, **rest: object) -> object:
+        found.append(quality_settings)
+        return lambda: None
+
+    monkeypatch.setattr(importlib.import_module("sojourn.inference.cli.serve"), "lazily_loaded", lazily_loaded)
+    table = tmp_path / "table.json"
+    table.write_text("[]")
+    assert sojourn("serve", "--model", tmp_path)[0] == 0
+    assert sojourn("serve", "--model", tmp_path, "--fusions", "on", "--step-cache-table", table)[0] == 0
+    assert found == [QualitySettings(), QualitySettings(fusions=Fusions.ON, table=table)]
 
 
 def test_the_mode_of_each_component_reaches_the_loading(

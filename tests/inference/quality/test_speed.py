@@ -1,6 +1,7 @@
 """A fusion is offered where it is faster, and the setting has the last word; time is passed in."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -51,6 +52,14 @@ def test_on_offers_the_slower_one_and_off_the_faster_one_not() -> None:
     off = judge(GATED_RESIDUAL, Fusions.OFF, fused=0.1).obstacle
     assert off is not None
     assert "switched off" in off
+
+
+def test_trial_that_fails_keeps_it_off_and_the_model_loads() -> None:
+    def broken(*operands: object) -> torch.Tensor:
+        raise RuntimeError("no compiler")
+
+    verdict = judge(replace(GATED_RESIDUAL, kernels={"cpu": broken}), Fusions.AUTO)
+    assert verdict.obstacle == "its trial at load failed: no compiler"
 
 
 def test_what_cannot_run_is_not_measured() -> None:

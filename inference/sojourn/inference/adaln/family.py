@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 from sojourn.inference.adaln.plans import Plan
-from sojourn.inference.adaln.refusals import ModelReason, ModelRefused, PlansRefused, RequestReason
+from sojourn.inference.adaln.refusals import ModelReason, ModelRefused, PlanMissing, PlansRefused, RequestReason
 from sojourn.inference.families.projections import PROJECTIONS, is_tensor_of
 from torch import nn
 
@@ -78,8 +78,18 @@ class Family:
         return is_tensor_of(self.embedders, tensor)
 
     def given(self, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Those of a forward's arguments that the embedding reads."""
-        return {name: arguments[name] for name in self.inputs if isinstance(arguments.get(name), torch.Tensor)}
+        """Those of a forward's arguments that the embedding reads.
+
+        Raises:
+            PlanMissing: One is no tensor: its dtype, and so the embedding's bits, would be a guess.
+        """
+        found = {name: arguments[name] for name in self.inputs if arguments.get(name) is not None}
+        for name, value in found.items():
+            if not isinstance(value, torch.Tensor):
+                raise PlanMissing(f"{name} is {value!r}; with the plan cache it has to be a tensor")
+        if "timestep" not in found:
+            raise PlanMissing("the forward has no timestep, so that there is no plan for it")
+        return found
 
     def plans(self, arguments: Mapping[str, Any]) -> tuple[Plan, ...]:
         """The plans of a forward with these arguments, one for each call of its projections.

@@ -8,9 +8,9 @@ import torch
 from sojourn.inference.quality.fusions.fusion import Fusion
 from sojourn.inference.quality.settings import FUSIONS_SETTING, Fusions
 
-# Rows of the trial; enough that the operands of a real model exceed the caches of a core, few enough for a tenth of a
-# second.
-_ROWS = {"cpu": 256, "cuda": 4096}
+# Rows of the trial: enough that the operands of a real model exceed the caches of a core, few enough for a tenth of a
+# second and for 200 MiB, most of which are the modulation rows that a gate is one of.
+_ROWS = {"cpu": 256, "cuda": 1024}
 _ROUNDS = 5
 # Below this a fusion stays off: a difference that a busy machine makes must not decide which rounding clips get.
 LEAST_GAIN = 1.1
@@ -50,7 +50,10 @@ def judge(
         return Verdict(obstacle=obstacle)
     if setting is Fusions.ON:
         return Verdict(obstacle=None)
-    gain = measure(fusion, device=device, dtype=dtype, rows=_ROWS[device.type], width=width, clock=clock)
+    try:
+        gain = measure(fusion, device=device, dtype=dtype, rows=_ROWS[device.type], width=width, clock=clock)
+    except Exception as error:  # such as no compiler for Triton, or no room: the model can be served without
+        return Verdict(obstacle=f"its trial at load failed: {error}")
     if gain < LEAST_GAIN:
         return Verdict(
             obstacle=f"it takes {1 / gain:.2f} times the reference's time on this {device.type}; set "
