@@ -26,6 +26,7 @@ from tests.inference.server.test_metrics import moved, series
 SHORT, LONG, OTHER = {"steps": 3}, {"steps": 4}, {"steps": 3, "flow_shift": 5.0}
 TWO, THREE = 2, 3
 PAGED = ("text_encoder", "transformer")
+HANDFUL_BYTES = 16 * os.sysconf("SC_PAGESIZE")
 # Lines at DEBUG are one for each event; those of the request itself are counted in test_metrics.
 QUIET = tuple(level for level in LEVELS if level != "debug")
 
@@ -136,8 +137,10 @@ async def test_page_out_moves_its_counters_and_says_nothing(
         found = await events(served, **SHORT)
         for component in PAGED:
             requested = found[f"pageout_requested_bytes_total{{{component}}}"]
-            assert requested > 0
-            assert found[f"pageout_verified_bytes_total{{{component}}}"] == requested
+            verified = found[f"pageout_verified_bytes_total{{{component}}}"]
+            # A page that another processor has only just put on its list of pages stays: a handful at the most.
+            assert requested - HANDFUL_BYTES <= verified <= requested
+            assert verified > 0
         assert not [name for name in found if name in {f"log_lines_total{{{level}}}" for level in QUIET}]
 
 
