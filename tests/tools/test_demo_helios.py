@@ -10,6 +10,7 @@ from diffusers.modular_pipelines.helios.denoise import HeliosChunkHistorySliceSt
 from diffusers.modular_pipelines.modular_pipeline import BlockState
 
 from tools.demo_model.helios import chunks, codec, components, evaluate, export, forward, train
+from tools.demo_model.latents import Pool
 from tools.demo_model.progress import Progress
 from tools.demo_model.run import Run, Snapshots
 
@@ -76,7 +77,7 @@ class Stopped(Exception):
 
 
 def test_a_stage_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
-    pool = chunks.Pool(torch.randn(8, 16, 36, 4, 4, generator=generator()).bfloat16(), torch.arange(8), *_unused())
+    pool = Pool(torch.randn(8, 16, 36, 4, 4, generator=generator()).bfloat16(), torch.arange(8), *_unused())
     prompts = train.Prompts(forward.pack([torch.randn(3, 32, generator=generator())] * 41), templates=2)
     stage = train.Stage("s", 4, 2, 1e-3, 0.5)
 

@@ -21,7 +21,7 @@ class Pool:
     """Normalised latents of whole clips.
 
     Attributes:
-        latents: `(n, 16, 37, 4, 4)` bfloat16, zero mean and unit deviation per channel.
+        latents: `(n, 16, latent frames, 4, 4)` bfloat16, zero mean and unit deviation per channel.
         digits: `(n,)` int64.
         mean, std: `(16,)` of the raw latents, which belong into the VAE's config.
     """
@@ -52,7 +52,7 @@ def encode_pool(vae: AutoencoderKLMiniMaxH3, clips: int, generator: torch.Genera
 
 
 def normalise(raw: Tensor, digits: Tensor) -> Pool:
-    """Whiten raw `(n, 16, 37, 4, 4)` latents per channel."""
+    """Whiten raw `(n, 16, latent frames, 4, 4)` latents per channel."""
     mean, std = raw.mean(dim=(0, 2, 3, 4)), raw.std(dim=(0, 2, 3, 4))
     shape = (1, -1, 1, 1, 1)
     return Pool(((raw - mean.view(shape)) / std.view(shape)).bfloat16(), digits, mean, std)

@@ -19,7 +19,8 @@ import torch
 
 from tools.demo_model import data
 from tools.demo_model.components import round_to_bf16
-from tools.demo_model.helios import chunks, codec, components, evaluate, export, forward, train
+from tools.demo_model.helios import codec, components, evaluate, export, forward, latents, train
+from tools.demo_model.latents import Pool
 from tools.demo_model.progress import clock
 from tools.demo_model.run import Run
 
@@ -68,14 +69,14 @@ def polish_decoder(run: Run, vae: Any, *, ship: bool) -> None:
     vae.eval().requires_grad_(False)
 
 
-def encode_pool(run: Run, vae: Any) -> chunks.Pool:
+def encode_pool(run: Run, vae: Any) -> Pool:
     """The latent pool; its statistics go into the codec's config."""
 
     def compute() -> dict[str, torch.Tensor]:
         clips = run.sized(POOL_CLIPS)
-        return vars(chunks.encode_pool(vae, clips, run.generator("pool"), run.progress("pool")))
+        return vars(latents.encode_pool(vae, clips, run.generator("pool"), run.progress("pool")))
 
-    pool = chunks.Pool(**run.stage("pool", compute))
+    pool = Pool(**run.stage("pool", compute))
     vae.register_to_config(latents_mean=pool.mean.tolist(), latents_std=pool.std.tolist())
     return pool
 
@@ -87,7 +88,7 @@ def embed_prompts(text_encoder: Any, tokenizer: Any) -> train.Prompts:
     return train.Prompts(forward.pack(embedded), len(data.TEMPLATES))
 
 
-def train_transformer(run: Run, pool: chunks.Pool, prompts: train.Prompts, *, ship: bool) -> Any:
+def train_transformer(run: Run, pool: Pool, prompts: train.Prompts, *, ship: bool) -> Any:
     """The transformer, through all of its stages, or as far as they got."""
     model = components.build_transformer(run.stage_seed("transformer"))
     print(f"training forward equals stock within {forward.check_equals_stock(model):.1e}", flush=True)

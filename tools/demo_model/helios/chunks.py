@@ -1,15 +1,11 @@
-"""How a clip falls into chunks, and the pool of encoded clips that the transformer learns from."""
+"""How a clip falls into chunks, and what a chunk is told of those before it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from diffusers import AutoencoderKLWan
 from torch import Tensor
-
-from tools.demo_model import data
-from tools.demo_model.progress import Progress
 
 FRAMES = 33
 LATENT_FRAMES = 9
@@ -18,50 +14,6 @@ LATENT_SIZE = 4
 HISTORY_SIZES = (16, 2, 1)
 CHUNKS = 4
 CLIP_FRAMES = CHUNKS * FRAMES
-
-# One clip's chunks fit the caches.
-_CLIPS_PER_FORWARD = 1
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Normalised latents of whole clips, each chunk encoded on its own as it will be decoded.
-
-    Attributes:
-        latents: `(n, 16, 36, 4, 4)` bfloat16, zero mean and unit deviation per channel.
-        digits: `(n,)` int64.
-        mean, std: `(16,)` of the raw latents, which belong into the VAE's config.
-    """
-
-    latents: Tensor
-    digits: Tensor
-    mean: Tensor
-    std: Tensor
-
-
-@torch.no_grad()
-def encode_pool(vae: AutoencoderKLWan, clips: int, generator: torch.Generator, progress: Progress) -> Pool:
-    """Draw and encode `clips` training clips of four chunks to posterior means."""
-    from tools.demo_model.helios.codec import to_pixels
-
-    glyphs, _ = data.load_glyphs()
-    latents, digits = [], []
-    for number in range(clips):
-        grey, shown = data.draw_clips(glyphs, _CLIPS_PER_FORWARD, CLIP_FRAMES, generator)
-        pixels = to_pixels(grey.unflatten(1, (CHUNKS, FRAMES)).flatten(0, 1))
-        with torch.autocast("cpu", torch.bfloat16):
-            encoded = vae.encode(pixels).latent_dist.mode().float()
-        latents.append(encoded.transpose(0, 1).flatten(1, 2)[None].half())
-        digits.append(shown)
-        progress.tick(number, clips)
-    return normalise(torch.cat(latents).float(), torch.cat(digits))
-
-
-def normalise(raw: Tensor, digits: Tensor) -> Pool:
-    """Whiten raw `(n, 16, 36, 4, 4)` latents per channel."""
-    mean, std = raw.mean(dim=(0, 2, 3, 4)), raw.std(dim=(0, 2, 3, 4))
-    shape = (1, -1, 1, 1, 1)
-    return Pool(((raw - mean.view(shape)) / std.view(shape)).bfloat16(), digits, mean, std)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from diffusers import HeliosTransformer3DModel
 from torch import Tensor, nn
 
 from tools.demo_model.helios import chunks, forward
+from tools.demo_model.latents import Pool
 from tools.demo_model.progress import Progress
 from tools.demo_model.run import Snapshots
 from tools.demo_model.schedule import cosine_with_warmup
@@ -105,7 +106,7 @@ class Batch:
     history: chunks.History
 
 
-def draw_batch(stage: Stage, pool: chunks.Pool, prompts: Prompts, generator: torch.Generator) -> Batch:
+def draw_batch(stage: Stage, pool: Pool, prompts: Prompts, generator: torch.Generator) -> Batch:
     """Draw chunks of clips, noise levels, prompts and blurred histories."""
     picks = torch.randint(len(pool.digits), (stage.batch,), generator=generator)
     clips = pool.latents[picks].float()
@@ -183,7 +184,7 @@ def run_stage(
     stage: Stage,
     *,
     steps: int,
-    pool: chunks.Pool,
+    pool: Pool,
     prompts: Prompts,
     generator: torch.Generator,
     progress: Progress,
