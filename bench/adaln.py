@@ -172,12 +172,6 @@ def rounds_of(count: int, *sides: Callable[[], float]) -> list[float]:
     return [statistics.median(column) for column in zip(*times, strict=True)]
 
 
-def storage_read_bytes() -> int:
-    """Bytes that this process has had read from storage."""
-    lines = Path("/proc/self/io").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("read_bytes:")).split()[1])
-
-
 def build_figures(folder: ComponentFolder, steps: int, rounds: int) -> Iterator[Figure]:
     path, ranges = folder.files[0].path, projection_ranges(folder)
     total = sum(length for _, length in ranges)

@@ -18,7 +18,6 @@ DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 UNITS = frozenset({"bytes", "s", "percentunit", "reqps", "Bps", "none", "ops"})
 SINGLE = frozenset({"stat", "table", "bargauge"})
 BUILTIN_VARIABLES = frozenset({"__rate_interval", "__range", "__interval", "__all"})
-VARIABLES = ("datasource", "namespace", "model", "pod")
 
 _VARIABLE = re.compile(r"\$\{?(\w+)")
 _SELECTOR = re.compile(r"\b((?:sojourn|process)_\w+)(\{[^}]*\})?")

@@ -193,7 +193,6 @@ def rows_of(
     text: str,
     unit: str,
     *queries: Query,
-    hide: Sequence[str] = (),
     span: int = 12,
     no_value: str = "",
 ) -> table.Panel:
@@ -204,7 +203,6 @@ def rows_of(
         text: What it shows, what is bad, and the names of its metrics.
         unit: Grafana's name of the unit of all columns that have none of their own.
         queries: The legend is the column's name; one without legend only gives labels.
-        hide: Labels that get no column.
         span: Width in 24ths.
         no_value: What stands in an empty cell.
     """
@@ -219,7 +217,7 @@ def rows_of(
             panel = panel.override_by_name(query.legend, [models.DynamicConfigValue(id_val="unit", value=query.unit)])
     named = {column: query.legend for column, query in zip(columns, queries, strict=True) if query.legend}
     unnamed = [column for column, query in zip(columns, queries, strict=True) if not query.legend]
-    organize = {"excludeByName": dict.fromkeys(["Time", *unnamed, *hide], True), "renameByName": named}
+    organize = {"excludeByName": dict.fromkeys(["Time", *unnamed], True), "renameByName": named}
     panel = panel.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
     return panel.with_transformation(models.DataTransformerConfig(id_val="organize", options=organize))
 

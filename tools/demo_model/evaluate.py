@@ -274,11 +274,12 @@ def save_sheet(clips: Iterable[Clip], path: Path, columns: int = 8) -> None:
     rows = []
     for clip in clips:
         shown = np.linspace(4, len(clip.frames) - 4, columns).astype(int)
-        rows.append(np.concatenate([_framed(clip.frames[i]) for i in shown], axis=1))
+        rows.append(np.concatenate([framed(clip.frames[i]) for i in shown], axis=1))
     Image.fromarray(np.concatenate(rows, axis=0)).save(path)
 
 
-def _framed(frame: Array) -> Array:
+def framed(frame: Array) -> Array:
+    """The frame as bytes, in a grey frame one pixel wide."""
     pixels = (np.clip(frame, 0.0, 1.0) * 255).round().astype(np.uint8)
     return np.pad(pixels, 1, constant_values=96)
 

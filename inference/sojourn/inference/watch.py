@@ -37,7 +37,7 @@ class StageBegan:
 
 @dataclass(frozen=True, kw_only=True)
 class StepDone:
-    """`step` of `steps` transformer evaluations are done."""
+    """`step` of `steps` steps of the denoising loop are done."""
 
     step: int
     steps: int

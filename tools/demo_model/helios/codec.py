@@ -16,12 +16,12 @@ from tools.demo_model.helios import chunks
 from tools.demo_model.progress import Progress
 from tools.demo_model.run import Snapshots
 from tools.demo_model.schedule import cosine_with_warmup
+from tools.demo_model.vae import reconstruction_loss
 
 TRAIN_FRAMES = 13
 BATCH, LR, DECODER_LR = 8, 3e-3, 2e-3
 WARMUP_STEPS = 100
 GRADIENT_CLIP = 1.0
-L1_WEIGHT = 0.1
 KL_WEIGHT = 2e-4
 
 
@@ -33,12 +33,6 @@ def to_pixels(grey: Tensor) -> Tensor:
 def to_grey(pixels: Tensor) -> Tensor:
     """Undo `to_pixels`, averaging the channels."""
     return ((pixels.float() + 1) / 2).clamp(0.0, 1.0).mean(dim=1)
-
-
-def reconstruction_loss(output: Tensor, target: Tensor) -> Tensor:
-    """MSE with a little L1."""
-    error = output.float() - target
-    return error.square().mean() + L1_WEIGHT * error.abs().mean()
 
 
 def train(

@@ -25,6 +25,7 @@ from tools.demo_model.evaluate import (
     PROMPT,
     Array,
     as_grey,
+    framed,
     speed_px_per_s,
     train_judge,
 )
@@ -146,16 +147,11 @@ def save_sheet(clips: Sequence[Clip], path: Path) -> None:
     rows = []
     for clip in clips:
         whole = len(clip.frames) // chunks.FRAMES
-        tiles = [_framed(clip.frames[c * chunks.FRAMES + i]) for c in range(whole) for i in shown]
+        tiles = [framed(clip.frames[c * chunks.FRAMES + i]) for c in range(whole) for i in shown]
         for c in range(1, whole):
             tiles[c * len(shown)][:, :2] = 255  # a white line marks the seam
         rows.append(np.concatenate(tiles, axis=1))
     Image.fromarray(np.concatenate(rows, axis=0)).save(path)
-
-
-def _framed(frame: Array) -> Array:
-    pixels = (np.clip(frame, 0.0, 1.0) * 255).round().astype(np.uint8)
-    return np.pad(pixels, 1, constant_values=96)
 
 
 def evaluate(checkpoint: Path, folder: Path, per_digit: int, guidance: float | None = None) -> Report:

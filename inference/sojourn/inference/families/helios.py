@@ -60,14 +60,20 @@ def _size_multiple(settings: HeliosSettings, stock: Any) -> int:
     return int(stock.vae_scale_factor_spatial * patch * 2 ** (settings.levels - 1))
 
 
+def _trained_sizes(values: Mapping[str, Any]) -> Sequence[tuple[int, int]]:
+    """What the index says (`trained_sizes`), else the releases' sizes."""
+    sizes: Sequence[tuple[int, int]] = values.get("trained_sizes") or TRAINED_SIZES
+    return sizes
+
+
 def _sizes(settings: HeliosSettings, stock: Any) -> tuple[tuple[int, int], ...]:
-    """What a model was trained for: what its index says (`trained_sizes`), else the releases' sizes.
+    """What a model was trained for.
 
     Without those that its levels cannot halve: 480 pixels are 60 latents, and 15 at the lowest of three levels is no
     whole number of patches; the stock blocks fail on them half way through.
     """
     multiple = _size_multiple(settings, stock)
-    trained = stock.config.get("trained_sizes") or TRAINED_SIZES
+    trained = _trained_sizes(stock.config)
     return tuple((width, height) for width, height in trained if width % multiple == height % multiple == 0)
 
 
@@ -132,7 +138,7 @@ def _reference(kind: str, medium: object) -> object:
 
 def _workload(values: Mapping[str, Any]) -> Workload:
     """A chunk of the largest trained size."""
-    sizes = values.get("trained_sizes") or TRAINED_SIZES
+    sizes = _trained_sizes(values)
     return Workload(pixels=max(width * height for width, height in sizes), frames=CHUNK_FRAMES, density=_DENSITY)
 
 

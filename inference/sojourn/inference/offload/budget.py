@@ -26,13 +26,11 @@ class HostMemory:
     Attributes:
         available_bytes: The least of MemAvailable and the room of every cgroup from the leaf to the root.
         shares_device: Whether the device computes in this same memory (the CPU itself, or an integrated GPU).
-        limited: Whether a cgroup sets a limit at all.
         pinning: Whether anything may be locked.
     """
 
     available_bytes: int
     shares_device: bool
-    limited: bool = False
     pinning: bool = True
 
     @property

@@ -36,7 +36,7 @@ class StageBoundary(ModularPipelineBlocks):
 
     @property
     def inputs(self) -> list[InputParam]:
-        """The watch, and the number of transformer evaluations of the request."""
+        """The watch, and the number of steps of the request's denoising loop."""
         return [_watch_input(), InputParam(name=EVALUATIONS_INPUT, type_hint=int, required=True)]
 
     def __call__(self, components: Any, state: PipelineState) -> tuple[Any, PipelineState]:

@@ -1,8 +1,9 @@
 """Runs requests on a loaded model.
 
-The model's modules are shared by all requests and never changed by one. What a request changes is its own: a shallow
-copy of the stock pipeline object that holds schedulers of its own, a pipeline state, a generator, and its watch. So
-nothing has to be put back after a failure, and requests may run side by side.
+The model's modules are shared by all requests; what a quality tier changes on them is mounted and taken off between
+requests, never beside one of another tier. What a request changes is its own: a shallow copy of the stock pipeline
+object that holds components of its own, such as schedulers, a pipeline state, a generator, and its watch. So nothing
+has to be put back after a failure, and requests of one tier may run side by side.
 """
 
 import copy
