@@ -1,4 +1,4 @@
-"""The projection: each plan at its own row count, distinct rows alone, and the two precisions."""
+"""The projection: distinct rows alone, weights as they lie, and the two precisions."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,21 +11,6 @@ from sojourn.inference.adaln.weights import Part
 from torch.nn import functional
 
 from tests.inference.adaln.toys import TOY, Injected, Inputs, embed, fresh_rows, make_rig, step
-
-
-def test_each_plan_is_projected_at_its_own_row_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts: list[int] = []
-    linear = functional.linear
-
-    def spy(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        counts.append(x.shape[0])
-        return linear(x, *rest)
-
-    rig = make_rig()
-    monkeypatch.setattr("sojourn.inference.adaln.projection.functional.linear", spy)
-    rig.build([0.1], [0.2, 0.3], [0.4, 0.5, 0.6])
-    assert [count for count in counts if count in (1, 2, 3)] == counts
-    assert counts[-3:] == [1, 2, 3]
 
 
 def test_repeated_rows_are_stored_once_and_handed_out_as_often_as_asked() -> None:
@@ -47,7 +32,7 @@ def test_rows_that_differ_by_their_place_are_never_stored_once(monkeypatch: pyte
         return rows
 
     rig = make_rig()
-    monkeypatch.setattr("sojourn.inference.adaln.projection.functional.linear", placed)
+    monkeypatch.setattr("sojourn.inference.adaln.products.functional.linear", placed)
     with pytest.raises(PlansRefused, match="differ by their place among 5") as caught:
         rig.build([0.5] * 5)
     assert caught.value.reason is RequestReason.ROWS_DIFFER
@@ -109,6 +94,7 @@ def test_weights_stored_in_another_dtype_are_computed_in_that_of_the_model() -> 
     rounded = {name: tensor.to(torch.bfloat16) for name, tensor in rig.source.tensors.items()}
     rig.source.tensors = {name: tensor.to(torch.float32) for name, tensor in rounded.items()}
     rig.transformer.load_state_dict(rounded)
+    rig.cache.projector.retarget(rig.source)
     rig.build([0.3])
     for name, rows in fresh_rows(rig.transformer, 0.3).items():
         assert torch.equal(rig.rows(name, 0.3), rows)

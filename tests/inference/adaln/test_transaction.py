@@ -1,12 +1,14 @@
 """The build transaction: what is checked first, what a failure leaves behind, what a hit refreshes."""
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
 import torch
 from sojourn.inference.adaln.counters import Result, Source, Tier
 from sojourn.inference.adaln.refusals import PlanMissing, PlansRefused, RequestReason, SettingRefused
+from sojourn.inference.adaln.runs import Run
 from sojourn.inference.adaln.slab import Slab
 from sojourn.inference.adaln.table import Projection, Table
 from sojourn.inference.errors import RequestCancelled
@@ -276,9 +278,11 @@ def test_a_victim_is_invisible_before_its_slot_is_written_again(monkeypatch: pyt
     seen = []
     write = rig.cache.slab.write
 
-    def spy(name: str, slot: int, rows: torch.Tensor, *, first_output: int = 0) -> None:
+    def spy(name: str, rows: torch.Tensor, places: Sequence[Run], *, first_output: int = 0) -> None:
+        ((target, _, _),) = places
+        slot = target // rig.cache.slab.width
         seen.append((rig.cache.slab.lengths[slot].item(), rig.holds(0.1), slot in rig.cache.slots.reserved))
-        write(name, slot, rows, first_output=first_output)
+        write(name, rows, places, first_output=first_output)
 
     monkeypatch.setattr(rig.cache.slab, "write", spy)
     rig.build([0.2])

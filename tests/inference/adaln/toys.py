@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional
 
 CPU = torch.device("cpu")
-EMBEDDED = 8
+EMBEDDED = 64  # inputs of a projection: as many as it takes for a product to be tried in other ways
 
 
 class Block(nn.Module):
@@ -109,6 +109,9 @@ class MemorySource:
 
     def will_need(self, parts: Iterable[Part]) -> None:
         self.announced += [part.name for part in parts]
+
+    def read_cached(self, part: Part, buffer: torch.Tensor) -> torch.Tensor | None:
+        return self.read(part, buffer) if self.cached else None
 
     def read(self, part: Part, buffer: torch.Tensor) -> torch.Tensor:
         self.reads.append(part.name)

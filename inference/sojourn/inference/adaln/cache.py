@@ -19,7 +19,8 @@ from sojourn.inference.adaln.family import Family, Inputs
 from sojourn.inference.adaln.host import HostTier
 from sojourn.inference.adaln.lease import Lease
 from sojourn.inference.adaln.plans import Plan, PlanKey, distinct
-from sojourn.inference.adaln.projection import Job, Projector
+from sojourn.inference.adaln.products import Job
+from sojourn.inference.adaln.projection import Projector
 from sojourn.inference.adaln.ranks import OneRank, Ranks, together
 from sojourn.inference.adaln.refusals import PlanMissing, PlansRefused, RequestReason
 from sojourn.inference.adaln.runs import copy_rows

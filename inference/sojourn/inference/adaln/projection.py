@@ -1,45 +1,30 @@
-"""Plans -> rows: the embedding and the projection, each plan at its own row count.
+"""Plans -> rows: the embedding and the projection, with the bits of each plan's own product with a whole weight.
 
-A projected row's bits depend on its input and on the row count of the GEMM, on nothing else (measured on CPU, torch
-2.13). So plans are never batched together and a row is never expanded before the projection.
-Each weight is read once for all plans of a build, one layer at a time.
+A projected row's bits may depend on its place, on the row count of the product and on the extents and alignment of the
+weight, and on the values of no other row. So plans share a product, and a weight is taken in pieces, only where a trial
+has shown that neither changes a bit; otherwise every plan is projected at its own row count, as stock.
+Each weight is read once for all plans of a build.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 
 import torch
 from sojourn.inference.adaln.family import Family
+from sojourn.inference.adaln.lanes import Lanes
+from sojourn.inference.adaln.layers import Layer, Span
 from sojourn.inference.adaln.plans import Plan
+from sojourn.inference.adaln.products import Batch, Job, batches
 from sojourn.inference.adaln.ranks import Deferred, Ranks, Sharing
-from sojourn.inference.adaln.readahead import ReadAhead
-from sojourn.inference.adaln.refusals import PlansRefused, RequestReason
+from sojourn.inference.adaln.runs import runs
 from sojourn.inference.adaln.settings import Precision
 from sojourn.inference.adaln.slab import Slab
+from sojourn.inference.adaln.sweep import Sweep, Task
 from sojourn.inference.adaln.table import Entry, Table
-from sojourn.inference.adaln.weights import Part, WeightSource
+from sojourn.inference.adaln.trial import Trials, Verdict
+from sojourn.inference.adaln.weights import WeightSource
 from torch import nn
-from torch.nn import functional
-
-# Layers that the storage is asked for ahead of the one that computes. Of 370 MB on a virtual disk, seven plans took
-# 0.40 s with one, 0.53 s with two and 0.48 s with eight, the plain read 0.48 s.
-_NEAR = 1
-# Addresses are told apart up to a cache line, as torch aligns its own tensors.
-_LINE_BYTES = 64
-
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """A plan, the reserved slot for it, and what the projections read.
-
-    Attributes:
-        conditioning: By projection, [M, in].
-    """
-
-    plan: Plan
-    slot: int
-    conditioning: Mapping[str, torch.Tensor]
 
 
 class Projector:
@@ -75,6 +60,7 @@ class Projector:
         self._sharing = sharing
         self._precision = precision
         self._read = read
+        self._trials = Trials()
         self.retarget(source)
 
     def retarget(self, source: WeightSource) -> None:
@@ -82,6 +68,13 @@ class Projector:
         self._source = source
         # In the order of the files, so that a build is a sequential read.
         self._order = sorted(self._table, key=lambda name: _file_order(source, name))
+        self._layers = [
+            Layer.of(name, entry, Span(first, last), source, self._computed_in(name))
+            for index, name in enumerate(self._order)
+            for entry in [self._table[name]]
+            for rank, first, last in self._owned(index, entry)
+            if rank == self._ranks.rank
+        ]
 
     @torch.no_grad()
     def embed(self, plan: Plan, device: torch.device) -> Mapping[str, torch.Tensor]:
@@ -103,16 +96,31 @@ class Projector:
     @torch.no_grad()
     def project_own(self, jobs: Sequence[Job], slab: Slab, check: Callable[[], None]) -> None:
         """Computes this rank's share of all jobs' rows, one layer after another; before each, `check` may raise."""
-        names = self._order
-        if self._sharing is Sharing.LAYERS:
-            names = [name for index, name in enumerate(names) if index % self._ranks.size == self._ranks.rank]
-        with _full_precision() if self._precision is Precision.FP32 else nullcontext():
-            for name, weight, bias in self._stream(names, slab.device):
-                check()
-                first = self._first_output(self._table[name])
-                for job in jobs:
-                    rows = functional.linear(job.conditioning[name], weight, bias)
-                    slab.write(name, job.slot, _distinct_rows(rows, job.plan), first_output=first)
+        lanes = Lanes.among(self._table.weight_bytes // self._ranks.size, slab.device)
+        with _full_precision() if self._precision is Precision.FP32 else nullcontext(), lanes:
+            tasks = self._tasks(jobs, slab, lanes)
+            sweep = Sweep(self._source, slab, check, self._read)
+            sweep.run([task for task in tasks if task.in_pieces], lanes)
+            sweep.run([task for task in tasks if not task.in_pieces], Lanes(0))
+
+    def _tasks(self, jobs: Sequence[Job], slab: Slab, lanes: Lanes) -> list[Task]:
+        """The layers of this rank, each in the fastest way that gives the stock bits."""
+        rows = [job.plan.rows for job in jobs]
+        verdicts: dict[object, Verdict] = {}
+        joined: dict[frozenset[int], tuple[Batch, ...]] = {}
+        tasks = []
+        for layer in self._layers:
+            spans = layer.spans if slab.device.type == "cpu" else (layer.whole,)
+            shape = layer.product, spans
+            if shape not in verdicts:
+                verdicts[shape] = self._trials.verdict(*shape, rows, lanes, slab.device)
+            verdict = verdicts[shape]
+            if verdict.together not in joined:
+                joined[verdict.together] = batches(jobs, verdict.together, slab)
+            taken = spans if verdict.in_pieces else (layer.whole,)
+            pieces = tuple(layer.piece(span) for span in taken)
+            tasks.append(Task(layer, pieces, joined[verdict.together], verdict.in_pieces))
+        return tasks
 
     def exchange_buffers(self, jobs: Sequence[Job], slab: Slab) -> dict[torch.dtype, torch.Tensor]:
         """Memory for `share`: taken beforehand, so that no rank lacks it between two collectives."""
@@ -130,6 +138,8 @@ class Projector:
             return
         deferred = Deferred()
         lengths = [job.plan.length for job in jobs]
+        stored = [slab.first_row(job.slot) + row for job in jobs for row in range(job.plan.length)]
+        places = list(runs(zip(stored, itertools.count(), strict=False)))
         for index, name in enumerate(self._order):
             entry = self._table[name]
             for owner, first, last in self._owned(index, entry):
@@ -140,8 +150,7 @@ class Projector:
                 self._ranks.broadcast(packed, owner)
                 with deferred.keeping():
                     if owner != self._ranks.rank:
-                        for job, rows in zip(jobs, packed.split(lengths), strict=True):
-                            slab.write(name, job.slot, rows, first_output=first)
+                        slab.write(name, packed, places, first_output=first)
         deferred.raise_first()
 
     def _owned(self, index: int, entry: Entry) -> list[tuple[int, int, int]]:
@@ -153,93 +162,13 @@ class Projector:
             for rank in range(self._ranks.size)
         ]
 
-    def _first_output(self, entry: Entry) -> int:
-        return 0 if self._sharing is Sharing.LAYERS else self._owned(0, entry)[self._ranks.rank][1]
-
-    def _parts(self, name: str) -> list[Part]:
-        """Weight and bias of a layer, or this rank's rows of them."""
-        entry = self._table[name]
-        first, last = 0, entry.width
-        if self._sharing is Sharing.OUTPUTS:
-            _, first, last = self._owned(0, entry)[self._ranks.rank]
-        return [Part(f"{name}.{tensor}", first, last) for tensor in ("weight", "bias")[: 1 + entry.bias]]
-
-    def _stream(
-        self, names: Sequence[str], device: torch.device
-    ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
-        """Each layer's weight and bias in turn, in one buffer.
-
-        While one computes, the storage reads the next one into the page cache. A second buffer, to copy the next layer
-        while this one computes, makes builds slower: what was just copied is in the processor's cache (370 MB in the
-        page cache on 2 cores: one plan 0.037 s with one buffer and 0.051 s with two, seven 0.14 and 0.18 s).
-        """
-        layers = [self._parts(name) for name in names]
-        buffer = _buffer(max(map(self._layer_bytes, layers), default=0), device)
-        with ReadAhead(self._source) as storage:
-            for near in layers[:_NEAR]:
-                storage.ask(near)
-            for index, name in enumerate(names):
-                stored = self._read_layer(layers[index], buffer)
-                for near in layers[index + _NEAR : index + _NEAR + 1]:
-                    storage.ask(near)
-                storage.done(layers[index])
-                weight, *bias = (self._as_computed(tensor, name, device) for tensor in stored)
-                yield name, weight, bias[0] if bias else None
-
-    def _read_layer(self, parts: Sequence[Part], buffer: torch.Tensor) -> list[torch.Tensor]:
-        """Reads the tensors of a layer one behind the other into the buffer, aligned as they lie in their file.
-
-        A mapped weight has that alignment, and on a CPU the bits of a float32 product of one row depend on it: with the
-        weight 4, 8 or 24 bytes off a cache line most elements differ (torch 2.13, MKL; bfloat16 does not care).
-        """
-        tensors: list[torch.Tensor] = []
-        address = buffer.data_ptr()
-        for part in parts:
-            offset, nbytes = part.span(self._source.places[part.name])
-            # The loader copies, and so aligns, what is not even aligned to its dtype.
-            address += ((offset if offset % _itemsize(self._source, part) == 0 else 0) - address) % _LINE_BYTES
-            tensors.append(self._source.read(part, buffer[address - buffer.data_ptr() :]))
-            self._read(nbytes)
-            address += nbytes
-        return tensors
-
-    def _layer_bytes(self, parts: Sequence[Part]) -> int:
-        return sum(part.span(self._source.places[part.name])[1] + _LINE_BYTES for part in parts)
-
-    def _as_computed(self, stored: torch.Tensor, name: str, device: torch.device) -> torch.Tensor:
-        return stored.to(device=device, dtype=self._computed_in(name))
-
     def _computed_in(self, name: str) -> torch.dtype:
         return torch.float32 if self._precision is Precision.FP32 else self._table[name].dtype
-
-
-def _itemsize(source: WeightSource, part: Part) -> int:
-    dtype = source.places[part.name].dtype
-    return 1 if dtype is None else dtype.itemsize
-
-
-def _buffer(nbytes: int, device: torch.device) -> torch.Tensor:
-    """Host memory to read into; page-locked for a device, which then copies from it directly."""
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
 def _file_order(source: WeightSource, name: str) -> tuple[int, int]:
     place = source.places[f"{name}.weight"]
     return place.file, place.offset
-
-
-def _distinct_rows(rows: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """Those to store, if the others are really theirs."""
-    if plan.rows_are_distinct:
-        return rows
-    stored = rows[list(plan.first_rows)]
-    if not torch.equal(stored[list(plan.row_index)], rows):
-        raise PlansRefused(
-            RequestReason.ROWS_DIFFER,
-            f"rows of equal conditioning differ by their place among {plan.rows} on this device, so that they cannot "
-            "be stored once; send smaller batches or set --adaln-cache off",
-        )
-    return stored
 
 
 def _stored(slab: Slab, entry: Entry, job: Job, first: int, last: int) -> torch.Tensor:

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator
 import torch
 
 Rows = dict[torch.dtype, torch.Tensor]
+Run = tuple[int, int, int]
+"""First row of the target, first row of the source, and how many."""
 
 
 def copy_rows(targets: Rows, sources: Rows, pairs: Iterable[tuple[int, int]]) -> None:
@@ -20,8 +22,8 @@ def copy_rows(targets: Rows, sources: Rows, pairs: Iterable[tuple[int, int]]) ->
             rows[target : target + count].copy_(sources[dtype][source : source + count], non_blocking=True)
 
 
-def runs(pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """(target, source, count) of stretches in which both go up by one."""
+def runs(pairs: Iterable[tuple[int, int]]) -> Iterator[Run]:
+    """Stretches in which target and source both go up by one."""
     start: tuple[int, int] | None = None
     count = 0
     for target, source in pairs:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from sojourn.inference.adaln.refusals import SettingRefused
+from sojourn.inference.adaln.runs import Run
 from sojourn.inference.adaln.settings import PLANS_SETTING, WIDTH_SETTING
 from sojourn.inference.adaln.table import Table
 
@@ -57,17 +58,18 @@ class Slab:
         for slot, length in lengths.items():
             self.lengths[slot] = length
 
-    def write(self, name: str, slot: int, rows: torch.Tensor, *, first_output: int = 0) -> None:
-        """Stores one projection's distinct rows of a plan.
+    def write(self, name: str, rows: torch.Tensor, places: Sequence[Run], *, first_output: int = 0) -> None:
+        """Stores rows of one projection.
 
         Args:
             name: The projection.
-            slot: A reserved slot.
-            rows: [length, outputs], the outputs beginning at `first_output` of the projection.
-            first_output: Not 0 where ranks share a projection's outputs.
+            rows: [rows, outputs], the outputs beginning at `first_output` of the projection.
+            places: Which of the rows go where: first number among all rows of the slab, first of `rows`, and count.
+            first_output: Not 0 where these are not the projection's first outputs.
         """
-        first_row, last_output = self.first_row(slot), first_output + rows.shape[1]
-        self._outputs[name][first_row : first_row + rows.shape[0], first_output:last_output].copy_(rows)
+        outputs = self._outputs[name][:, first_output : first_output + rows.shape[1]]
+        for target, source, count in places:
+            outputs[target : target + count].copy_(rows[source : source + count])
 
     def look_up(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """Rows of one projection, [M, outputs], by an index on the device.

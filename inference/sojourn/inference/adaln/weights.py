@@ -89,6 +89,9 @@ class WeightSource(Protocol):
             The rows: a view of the buffer in their stored dtype.
         """
 
+    def read_cached(self, part: Part, buffer: torch.Tensor) -> torch.Tensor | None:
+        """As `read` where all of it is in memory; None, at once, where the storage would have to read."""
+
     def forget(self, parts: Iterable[Part]) -> None:
         """Lets go of what the system keeps of rows that were read."""
 
@@ -154,16 +157,30 @@ class WeightFiles:
         Raises:
             WeightsChanged: The file has become shorter.
         """
-        place = self._places[part.name]
         handle, offset, nbytes = self._range(part)
         target = memoryview(buffer.numpy())[:nbytes]
         done = 0
         while done < nbytes:
             count = os.preadv(handle, [target[done:]], offset + done)
             if count == 0:
-                raise WeightsChanged(f"{self._files[place.file].path}: ends within {part.name}; load the model again")
+                path = self._files[self._places[part.name].file].path
+                raise WeightsChanged(f"{path}: ends within {part.name}; load the model again")
             done += count
-        return buffer[:nbytes].view(place.dtype).view(-1, *place.shape[1:])
+        return self._rows(part, buffer[:nbytes])
+
+    def read_cached(self, part: Part, buffer: torch.Tensor) -> torch.Tensor | None:
+        """Reads rows of a tensor that the page cache holds; None for others, or where the file system cannot tell."""
+        handle, offset, nbytes = self._range(part)
+        target = memoryview(buffer.numpy())[:nbytes]
+        try:
+            count = os.preadv(handle, [target], offset, os.RWF_NOWAIT)
+        except OSError:
+            return None
+        return self._rows(part, buffer[:nbytes]) if count == nbytes else None
+
+    def _rows(self, part: Part, stored: torch.Tensor) -> torch.Tensor:
+        place = self._places[part.name]
+        return stored.view(place.dtype).view(-1, *place.shape[1:])
 
     def _advise(self, parts: Iterable[Part], advice: int) -> None:
         for part in parts:
