@@ -221,6 +221,29 @@ def test_dashboards_and_rules_come_through_unchanged(render: Render) -> None:
     }
 
 
+def datasources(part: Any) -> Iterator[Any]:
+    """Every data source that a piece of a board names, however deep."""
+    if isinstance(part, dict):
+        yield from (part["datasource"],) if "datasource" in part else ()
+    for child in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from datasources(child)
+
+
+def test_a_board_as_a_sidecar_finds_it_asks_the_data_source_that_people_choose(render: Render) -> None:
+    """`${DS_PROMETHEUS}` is not found: NVIDIA/dcgm-exporter#90, grafana/grafana#10786, dragonfly-operator#256."""
+    objects = render("sojourn", {"monitoring": {"dashboards": True}})
+    texts = [text for item in objects if item["kind"] == "ConfigMap" for text in item.get("data", {}).values()]
+    boards = [json.loads(text) for text in texts if '"templating"' in text]
+    assert len(boards) == 4
+    for board in boards:
+        assert "__inputs" not in board
+        (chosen,) = [item for item in board["templating"]["list"] if item["type"] == "datasource"]
+        assert (chosen["name"], chosen["query"], chosen.get("hide", 0)) == ("datasource", "prometheus", 0)
+        found = list(datasources(board))
+        assert len(found) > 10
+        assert [named for named in found if named != {"type": "prometheus", "uid": "${datasource}"}] == []
+
+
 def test_the_runbook_is_where_the_values_say(render_text: Callable[..., str]) -> None:
     given = {"dashboards": True, "rules": True, "runbookUrl": "https://wiki.example/sojourn"}
     text = render_text("sojourn", {"monitoring": given})

@@ -330,7 +330,7 @@ def test_pods_meet_the_restricted_standard(render: Render) -> None:
 
 
 def test_the_startup_probe_covers_the_load_and_liveness_never_asks_the_model(render: Render) -> None:
-    """Killed while loading, or waited for in vain: kserve/kserve#5062."""
+    """Killed while loading, or waited for in vain: kserve/kserve#5062, tenstorrent/tt-inference-server#4870."""
     for seconds in (2, 1200, 1801):
         probes = container(render("sojourn-service", values({"loadTimeoutSeconds": seconds})))
         startup = probes["startupProbe"]
@@ -341,7 +341,7 @@ def test_the_startup_probe_covers_the_load_and_liveness_never_asks_the_model(ren
 
 
 def test_shared_memory_is_mounted_and_sized_by_default(render: Render) -> None:
-    """64 MiB, and no way to change it: vllm-project/vllm#37982, production-stack#899."""
+    """64 MiB, and no way to change it: vllm-project/vllm#37982, production-stack#899, #44."""
     pod = only(render("sojourn-service", CASES["plain"]), "Deployment")["spec"]["template"]["spec"]
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in pod["volumes"]
     assert {"name": "shm", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]

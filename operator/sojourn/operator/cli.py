@@ -11,6 +11,7 @@ import typer
 from sojourn.operator import defaults as defaulting
 from sojourn.operator import logs, process
 from sojourn.operator.admission import WebhookSettings
+from sojourn.operator.clock import Clock
 from sojourn.operator.errors import BadConfiguration
 from sojourn.operator.helm import HelmSettings
 from sojourn.operator.kube.access import find
@@ -41,6 +42,7 @@ def root() -> None:
 
 @app.command()
 def run(
+    context: typer.Context,
     chart: Annotated[Path, typer.Option(help="Folder of the chart of a service.")] = Path("/charts/sojourn-service"),
     defaults: Annotated[Path, typer.Option(help="File with the settings of the installation.")] = Path(
         "/etc/sojourn/defaults.yaml"
@@ -106,6 +108,8 @@ def run(
             ),
             backoff=Backoff(),
             webhook=WebhookSettings(_address(webhook_listen), webhook_certificates) if webhook_listen else None,
+            # Whoever calls the command as a function may bring a clock; from a shell it is the machine's.
+            clock=context.obj or Clock(),
         )
         asyncio.run(process.run(settings, find(os.environ), defaulting.load(defaults)))
     except (BadConfiguration, ValueError) as error:
