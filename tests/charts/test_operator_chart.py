@@ -27,6 +27,7 @@ ALTERED: dict[str, Any] = {
     "operator.pullSecrets": ["registry"],
     "operator.namespaces": ["studio"],
     "operator.readServiceSecrets": True,
+    "operator.clientCertificate.secretName": "operator-client",
     "operator.workers": 4,
     "operator.resyncSeconds": 1000000,
     "operator.observeSeconds": 60,

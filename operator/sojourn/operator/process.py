@@ -23,6 +23,7 @@ from sojourn.operator import logs
 from sojourn.operator.admission import Admission, WebhookSettings
 from sojourn.operator.admission import serve as serve_admission
 from sojourn.operator.cache import WATCHED, Cache, Key
+from sojourn.operator.certificate import ClientCertificate
 from sojourn.operator.clock import Clock
 from sojourn.operator.defaults import Defaults
 from sojourn.operator.errors import OperatorError
@@ -68,6 +69,7 @@ class Settings:
         pace: how often things are looked at.
         backoff: pauses after failed passes.
         webhook: where admission is served; None for nowhere.
+        certificate: shown to models that demand one; None for none.
         clock: by which all of these intervals are counted.
     """
 
@@ -79,6 +81,7 @@ class Settings:
     pace: Pace = field(default_factory=Pace)
     backoff: Backoff = field(default_factory=Backoff)
     webhook: WebhookSettings | None = None
+    certificate: ClientCertificate | None = None
     clock: Clock = field(default_factory=Clock)
 
 
@@ -130,6 +133,7 @@ class Operator:
             nodes=self.nodes,
             writer=Writer(self.kube, self.cache, settings.pace.observe_seconds, settings.clock),
             pace=settings.pace,
+            certificate=settings.certificate,
             clock=settings.clock,
         )
         self.admission = Admission(self.kube, self.cache, self.nodes, self.telemetry)
@@ -312,7 +316,13 @@ def pages(operator: Operator) -> web.Application:
 
 
 async def run(settings: Settings, access: Access, defaults: Defaults, stop: asyncio.Event | None = None) -> None:
-    """Runs the operator until it is told to stop."""
+    """Runs the operator until it is told to stop.
+
+    Raises:
+        BadConfiguration: a certificate cannot be used.
+    """
+    if settings.certificate:
+        settings.certificate.check()
     async with AsyncExitStack() as stack:
         connector = open_connector(access)
         stack.push_async_callback(connector.close)

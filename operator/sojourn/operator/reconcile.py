@@ -8,6 +8,7 @@ import logging
 from dataclasses import dataclass, field, replace
 
 from sojourn.operator.cache import Cache, Key
+from sojourn.operator.certificate import ClientCertificate
 from sojourn.operator.checks import check
 from sojourn.operator.clock import Clock
 from sojourn.operator.conditions import READY, RELEASED, Verdict, find
@@ -106,6 +107,7 @@ class Reconciler:
     nodes: Nodes
     writer: Writer
     pace: Pace = field(default_factory=Pace)
+    certificate: ClientCertificate | None = None
     clock: Clock = field(default_factory=Clock)
     # Deployments or whole services whose objects are to be compared with their manifest at the next pass.
     suspects: set[Key] = field(default_factory=set)
@@ -277,7 +279,7 @@ class Reconciler:
 
     async def _view(self, key: Key, item: Object, pods: list[Object]) -> View:
         spec = DiffusionServiceSpec.model_validate(item["spec"])
-        caller = await caller_of(self.kube, key.namespace, spec.grpc)
+        caller = await caller_of(self.kube, key.namespace, spec.grpc, self.certificate)
         self._looked[key] = self.clock.now()
         return summarise(await look(pods, caller), obstacle=caller.shut or caller.unnamed)
 
