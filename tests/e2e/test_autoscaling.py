@@ -45,7 +45,9 @@ def replicas() -> int:
 
 
 def scaler() -> Object:
-    return get(STUDIO, "hpa", f"dsvc-{NAME}")
+    """The HorizontalPodAutoscaler; empty before it is made."""
+    found = get(STUDIO, "hpa", "-l", f"app.kubernetes.io/instance=dsvc-{NAME}")["items"]
+    return found[0] if found else {}
 
 
 def test_switched_on_the_replicas_stay_and_the_service_serves(three: None, neighbour: Client) -> None:
