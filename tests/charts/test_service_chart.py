@@ -347,6 +347,20 @@ def test_shared_memory_is_mounted_and_sized_by_default(render: Render) -> None:
     assert {"name": "shm", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
 
 
+@pytest.mark.parametrize(
+    ("limit", "size"), [(None, "1Gi"), ("4Gi", "1Gi"), ("8G", "1Gi"), ("2Gi", "536870912"), ("100Mi", "26214400")]
+)
+def test_the_default_of_shared_memory_leaves_room_under_any_limit(
+    render: Render, limit: str | None, size: str
+) -> None:
+    limits = {"resources": {"limits": {"memory": limit}}} if limit else {}
+    pod = only(render("sojourn-service", values(limits)), "Deployment")["spec"]["template"]["spec"]
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}} in pod["volumes"]
+    given = only(render("sojourn-service", values({**limits, "sharedHostMemory": {"size": "64Mi"}})), "Deployment")
+    volumes = given["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}} in volumes
+
+
 def test_with_autoscaling_the_deployment_names_no_replicas(render: Render) -> None:
     objects = render("sojourn-service", CASES["everything"])
     assert "replicas" not in only(objects, "Deployment")["spec"]

@@ -31,7 +31,9 @@ The command lines of both processes. A setting without a value is left out, so t
 - --adaln-cache={{ .mode }}
 - --adaln-plans={{ int64 .plans }}
 - --adaln-plan-width={{ int64 .width }}
+{{- if kindIs "invalid" .hostTierBytes | not }}
 - --adaln-host-bytes={{ int64 .hostTierBytes }}
+{{- end }}
 - --adaln-precision={{ .precision }}
 {{- if .planStore.hostPath }}
 - --adaln-store=/var/lib/sojourn/plans

@@ -12,6 +12,12 @@ from sojourn.operator.resources.diffusion_service import Autoscaling, ModelSourc
 
 Values = dict[str, Any]
 
+# What people who know of no size of their own are given: enough for the workers of any data loader, and a part of the
+# memory limit that leaves room for the model.
+_SHM = "1Gi"
+_SHM_BYTES = 2**30
+_SHM_SHARE = 0.25
+
 _SWITCH = {"Auto": "auto", "Enabled": "on", "Disabled": "off"}
 
 
@@ -44,7 +50,7 @@ def desired(owner: Owner, spec: DiffusionServiceSpec, policies: Policies, defaul
         "adaln": _adaln(policies.adaln),
         "offload": _offload(policies.offload),
         "resources": _resources(spec.resources),
-        "shmSize": spec.shared_host_memory.size,
+        "shmSize": shm_size(spec),
         "scheduling": _scheduling(spec),
         "grpc": _grpc(spec),
         "metrics": {"podMonitor": defaults.pod_monitor},
@@ -60,6 +66,15 @@ def desired(owner: Owner, spec: DiffusionServiceSpec, policies: Policies, defaul
 def canonical(values: object) -> str:
     """JSON that is equal for equal content."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"))
+
+
+def shm_size(spec: DiffusionServiceSpec) -> str:
+    """Size of /dev/shm: as asked for, else a default that no memory limit is too small for."""
+    if spec.shared_host_memory.size is not None:
+        return spec.shared_host_memory.size
+    limit = spec.resources.limits.get("memory")
+    share = _SHM_BYTES if limit is None else int(quantity_value(limit) * _SHM_SHARE)
+    return _SHM if share >= _SHM_BYTES else str(share)
 
 
 def _images(spec: DiffusionServiceSpec, defaults: Defaults) -> Values:
@@ -117,7 +132,7 @@ def _adaln(policy: AdaLNCacheSpec) -> Values:
         "mode": _SWITCH[policy.mode],
         "plans": policy.plans,
         "width": policy.width,
-        "hostTierBytes": _bytes(policy.host_tier_size),
+        "hostTierBytes": None if policy.host_tier_size is None else _bytes(policy.host_tier_size),
         "precision": policy.precision.lower(),
         "planStore": {"hostPath": store.host_path, "sizeBytes": _bytes(store.size)} if store else {"hostPath": ""},
     }

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sojourn.operator.desired import Policies
+from sojourn.operator.desired import Policies, shm_size
 from sojourn.operator.nodes import Node
 from sojourn.operator.resources import DiffusionServiceSpec
 from sojourn.operator.resources.base import quantity_value
@@ -71,19 +71,18 @@ class HostPlan:
         return f"{parts} ({human(self.needed_bytes)} in all) fit the memory limit of {self.limit}"
 
 
-def host_plan(
-    spec: DiffusionServiceSpec, policies: Policies, *, adaln_given: bool, node: Node | None = None
-) -> HostPlan:
+def host_plan(spec: DiffusionServiceSpec, policies: Policies, *, node: Node | None = None) -> HostPlan:
     """The host memory that a service is asked to use besides its weights.
+
+    A host tier whose size nobody chose is not asked for: the engine gives it what the weights leave free.
 
     Args:
         spec: of the service.
         policies: that it follows.
-        adaln_given: whether somebody chose the host tier's size. The engine shrinks the default to what is there.
         node: the largest that may run it.
     """
-    parts = [("sharedHostMemory", spec.shared_host_memory.size)]
-    if adaln_given and policies.adaln.mode != "Disabled":
+    parts = [("sharedHostMemory", shm_size(spec))]
+    if policies.adaln.host_tier_size and policies.adaln.mode != "Disabled":
         parts.append(("hostTier", policies.adaln.host_tier_size))
     if policies.offload.next_stage_headroom:
         parts.append(("nextStageHeadroom", policies.offload.next_stage_headroom))
@@ -101,6 +100,8 @@ def overdrawn(spaces: Sequence[Space]) -> str:
 
 def human(size: float) -> str:
     """Bytes for people, with three significant digits at most."""
+    if size < 0:
+        return f"-{human(-size)}"
     for unit in ("", "Ki", "Mi", "Gi"):
         if size < 1000:
             return f"{size:.3g}{unit}"

@@ -91,8 +91,12 @@ class PlanCaches:
             _log.info("AdaLN plan cache off", extra={"reason": refusal.reason.value, "detail": str(refusal)})
         self.off_reason = refusal.reason
 
-    def open(self, components: Mapping[str, Component]) -> None:
+    def open(self, components: Mapping[str, Component], *, host_left_bytes: int | None = None) -> None:
         """Allocates the caches of the components whose projections were left out.
+
+        Args:
+            components: All of the model.
+            host_left_bytes: What the memory plan leaves of the host; None where nobody has planned.
 
         Raises:
             ModelRefused: The cache was asked for and no component can have one.
@@ -100,10 +104,11 @@ class PlanCaches:
         if self.settings.mode is not Mode.OFF and not self._tables and self.off_reason is None:
             self._turn_off(_nothing_to_cache(components))
         share = max(1, len(self._tables))
+        free = available_bytes() if host_left_bytes is None else min(available_bytes(), max(0, host_left_bytes))
         place = Place(
             device=self.device,
             host_bytes=self.settings.host_bytes // share,
-            host_budget_bytes=host_budget_bytes(available_bytes(), ranks=self.ranks.size) // share,
+            host_budget_bytes=host_budget_bytes(free, ranks=self.ranks.size) // share,
             available_bytes=available_bytes,
             ranks=self.ranks,
         )

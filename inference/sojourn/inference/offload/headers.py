@@ -161,8 +161,14 @@ def _kept_in_float32(folder: ComponentFolder) -> frozenset[str]:
 
 
 def width_of(config: Mapping[str, Any]) -> int:
-    """Width of a model's activations, by its configuration: as it says, or as its heads come to; 0 of others."""
+    """Width of a model's activations, by its configuration: as it says, or as its heads come to; 0 of others.
+
+    Text encoders of several media keep it in the configuration of their language model.
+    """
     heads, head = config.get("num_attention_heads"), config.get("attention_head_dim")
     product = heads * head if isinstance(heads, int) and isinstance(head, int) else 0
-    found = config.get("hidden_size", product)
+    found = config.get("hidden_size") or config.get("d_model") or product
+    text = config.get("text_config")
+    if not found and isinstance(text, Mapping):
+        return width_of(text)
     return found if isinstance(found, int) else 0

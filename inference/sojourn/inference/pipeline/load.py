@@ -106,7 +106,8 @@ def load_pipeline(
         )
         for name, part in folder.components.items()
     }
-    plans.open(components)
+    # Weights are pinned after this: the host tier takes what the plan leaves them, not what is free now.
+    plans.open(components, host_left_bytes=plan.headroom_bytes()["host"])
     for component in components.values():
         log_component(component)
     pipeline = Pipeline(

@@ -40,8 +40,10 @@ class AdaLNCacheSpec(Model):
     width: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=4, description="Distinct rows that one plan may have. MiniMax-H3 needs up to 4."
     )
-    host_tier_size: Quantity = Field(
-        default="8Gi", description="Most host memory for plans that do not fit on the device; 0 for none."
+    host_tier_size: Quantity | None = Field(
+        default=None,
+        description="Most host memory for rows of recent requests; 0 for none. What is given counts in PlanFits. Left "
+        "out: up to 8 GB of what the weights leave free, and so never a reason to refuse.",
     )
     plan_store: PlanStore | None = Field(
         default=None, description="Share plans between the pods of a node. Left out: each pod builds its own."

@@ -161,7 +161,11 @@ class ModelCache(Model):
 class SharedHostMemory(Model):
     """Host memory that processes share: /dev/shm, and the page cache of one copy of the weights."""
 
-    size: Quantity = Field(default="1Gi", description="Size of /dev/shm. It counts against the memory limit.")
+    size: Quantity | None = Field(
+        default=None,
+        description="Size of /dev/shm. It counts against the memory limit. Left out: 1Gi, or a quarter of the memory "
+        "limit where that is less.",
+    )
     model_cache: ModelCache | None = Field(
         default=None,
         description="Keep one copy of the checkpoint on each node, owned by the pods' user: replicas there share its "
@@ -259,8 +263,8 @@ class DiffusionServiceSpec(Model):
         json_schema_extra=rules(
             ("!has(self.autoscaling) || self.replicas == 1", "replicas has no effect with autoscaling: remove it"),
             (
-                "!has(self.resources.limits) || !('memory' in self.resources.limits) || "
-                f"{_SHM}.compareTo({_LIMIT}) < 0",
+                "!has(self.sharedHostMemory.size) || !has(self.resources.limits) || "
+                f"!('memory' in self.resources.limits) || {_SHM}.compareTo({_LIMIT}) < 0",
                 "sharedHostMemory.size counts against resources.limits.memory and must be less",
             ),
         )
