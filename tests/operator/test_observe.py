@@ -274,6 +274,15 @@ def test_no_default_is_a_reason_to_refuse(limit: str | None, adaln: dict[str, An
     assert "hostTier" not in dict(found.parts) or adaln == {"hostTierSize": "0"}
 
 
+def test_a_model_that_may_take_more_than_its_limit_does_not_fit() -> None:
+    """It would be killed for doing what it was told."""
+    service = DiffusionServiceSpec.model_validate({"model": {"builtIn": {}}, **LIMIT})
+    for budget, fits in (("4Gi", True), ("5Gi", False)):
+        found = host_plan(service, Policies(offload=LayerwiseOffloadSpec(host_memory=budget)))
+        assert found.fits is fits, found.message
+    assert "beside hostMemory 5Gi" in found.message
+
+
 def test_without_limit_and_node_everything_fits() -> None:
     assert plan({}, {"hostTierSize": "800Gi"}).fits
 

@@ -23,6 +23,7 @@ SPECS: dict[str, type[BaseModel]] = {
     "DiffusionService": DiffusionServiceSpec,
 }
 BUILT_IN = {"model": {"builtIn": {}}}
+TRACED = {"endpoint": "http://collector:4318"}
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("AdaLNCache", {"mode": "On"}, "spec.mode"),
@@ -45,6 +46,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("LayerwiseOffload", {"pinning": True}, "spec.pinning"),
     ("LayerwiseOffload", {"coldPageAdvice": "Cold"}, "spec.coldPageAdvice"),
     ("LayerwiseOffload", {"nextStageHeadroom": "lots"}, "spec.nextStageHeadroom"),
+    ("LayerwiseOffload", {"deviceMemory": "24 GB"}, "spec.deviceMemory"),
+    ("LayerwiseOffload", {"hostMemory": "-1"}, "spec.hostMemory"),
     ("LayerwiseOffload", {"components": [{"mode": "Auto"}]}, "spec.components[0].name"),
     ("LayerwiseOffload", {"components": [{"name": "a"}, {"name": "a"}]}, "Duplicate value"),
     ("LayerwiseOffload", {"components": [{"name": "a", "mode": "x"}]}, "spec.components[0].mode"),
@@ -66,6 +69,20 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("DiffusionService", {"model": {"image": {"reference": "a", "pullPolicy": "No"}}}, "pullPolicy"),
     ("DiffusionService", {"model": {"image": {"reference": "a", "subPath": "/x"}}}, "subPath"),
     ("DiffusionService", {**BUILT_IN, "device": "tpu"}, "spec.device"),
+    ("DiffusionService", {**BUILT_IN, "dtype": "Int4"}, "spec.dtype"),
+    ("DiffusionService", {**BUILT_IN, "quality": {"fusions": "Fast"}}, "spec.quality.fusions"),
+    ("DiffusionService", {**BUILT_IN, "quality": {"stepCacheTable": {}}}, "stepCacheTable.configMapName"),
+    ("DiffusionService", {**BUILT_IN, "quality": {"stepCacheTable": {"configMapName": "a", "key": "a/b"}}}, "key"),
+    ("DiffusionService", {**BUILT_IN, "logging": {"level": "Loud"}}, "spec.logging.level"),
+    ("DiffusionService", {**BUILT_IN, "logging": {"format": "XML"}}, "spec.logging.format"),
+    ("DiffusionService", {**BUILT_IN, "tracing": {}}, "spec.tracing.endpoint"),
+    ("DiffusionService", {**BUILT_IN, "tracing": {"endpoint": "http://collector"}}, "spec.tracing.endpoint"),
+    ("DiffusionService", {**BUILT_IN, "tracing": {"endpoint": "collector:4317"}}, "spec.tracing.endpoint"),
+    ("DiffusionService", {**BUILT_IN, "tracing": {**TRACED, "protocol": "UDP"}}, "spec.tracing.protocol"),
+    ("DiffusionService", {**BUILT_IN, "tracing": {**TRACED, "samplePercent": 101}}, "spec.tracing.samplePercent"),
+    ("DiffusionService", {**BUILT_IN, "tracing": {**TRACED, "headers": {}}}, "spec.tracing.headers.secretName"),
+    ("DiffusionService", {**BUILT_IN, "tracing": {**TRACED, "headers": {"secretName": "a", "key": "/"}}}, "headers.key"),
+    ("DiffusionService", {**BUILT_IN, "tracing": {**TRACED, "collector": {"podLabels": {"a": 1}}}}, "podLabels"),
     ("DiffusionService", {**BUILT_IN, "replicas": -1}, "spec.replicas"),
     ("DiffusionService", {**BUILT_IN, "replicas": 2, "autoscaling": {"maxReplicas": 3}}, "no effect with autoscaling"),
     ("DiffusionService", {**BUILT_IN, "autoscaling": {"minReplicas": 3, "maxReplicas": 2}}, "not be more than"),

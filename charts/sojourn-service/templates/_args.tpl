@@ -8,6 +8,7 @@ The command lines of both processes. A setting without a value is left out, so t
 - {{ printf "--model-name=%s" . | toJson }}
 {{- end }}
 - --device={{ .Values.device }}
+- --dtype={{ .Values.dtype }}
 - --listen=0.0.0.0:{{ int64 .Values.grpc.port }}
 - --metrics-listen=0.0.0.0:{{ int64 .Values.metrics.port }}
 - --max-waiting={{ int64 .Values.grpc.maxWaiting }}
@@ -52,7 +53,21 @@ The command lines of both processes. A setting without a value is left out, so t
 {{- if kindIs "invalid" .nextStageHeadroomBytes | not }}
 - --next-stage-headroom={{ int64 .nextStageHeadroomBytes }}
 {{- end }}
+{{- if kindIs "invalid" .deviceMemoryBytes | not }}
+- --device-memory={{ int64 .deviceMemoryBytes }}
 {{- end }}
+{{- if kindIs "invalid" .hostMemoryBytes | not }}
+- --host-memory={{ int64 .hostMemoryBytes }}
+{{- end }}
+{{- end }}
+{{- with .Values.quality }}
+- --fusions={{ .fusions }}
+{{- if .stepCacheTable.configMapName }}
+- --step-cache-table=/etc/sojourn/quality/{{ .stepCacheTable.key }}
+{{- end }}
+{{- end }}
+- --log-level={{ .Values.logging.level }}
+- --log-format={{ eq .Values.logging.format "text" | ternary "human" "json" }}
 {{- end -}}
 
 {{- /* Numbers of layers behind a mode. Those that are left out are the memory plan's, or the ones for all components. */ -}}
@@ -68,4 +83,8 @@ The command lines of both processes. A setting without a value is left out, so t
 - --metrics-address=0.0.0.0:{{ int64 .Values.residency.metricsPort }}
 - --floor-seconds={{ int64 .Values.residency.intervalSeconds }}
 - --deep-share={{ divf (int64 .Values.residency.deepScanMillicores) 1000 | printf "%.3f" }}
+- --log-level={{ .Values.logging.level }}
+{{- if eq .Values.logging.format "text" }}
+- --log-text
+{{- end }}
 {{- end -}}

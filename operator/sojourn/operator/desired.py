@@ -8,7 +8,8 @@ from typing import Any
 from sojourn.operator.defaults import Defaults
 from sojourn.operator.resources import API_VERSION, AdaLNCacheSpec, DiffusionServiceSpec, LayerwiseOffloadSpec
 from sojourn.operator.resources.base import quantity_value
-from sojourn.operator.resources.diffusion_service import Autoscaling, ModelSource, Resources
+from sojourn.operator.resources.diffusion_service import Autoscaling, ModelSource, Quality, Resources
+from sojourn.operator.resources.observability import Tracing
 
 Values = dict[str, Any]
 
@@ -45,6 +46,7 @@ def desired(owner: Owner, spec: DiffusionServiceSpec, policies: Policies, defaul
         "images": _images(spec, defaults),
         "model": _model(owner, spec),
         "device": spec.device.lower(),
+        "dtype": spec.dtype.lower(),
         "replicas": spec.replicas,
         "autoscaling": _autoscaling(spec.autoscaling),
         "adaln": _adaln(policies.adaln),
@@ -54,6 +56,9 @@ def desired(owner: Owner, spec: DiffusionServiceSpec, policies: Policies, defaul
         "scheduling": _scheduling(spec),
         "grpc": _grpc(spec),
         "metrics": {"podMonitor": defaults.pod_monitor},
+        "quality": _quality(spec.quality),
+        "logging": {"level": spec.logging.level.lower(), "format": spec.logging.format.lower()},
+        "tracing": _tracing(spec.tracing),
         "residency": _residency(spec),
         "network": _network(spec, defaults),
         "loadTimeoutSeconds": spec.load_timeout_seconds,
@@ -132,7 +137,7 @@ def _adaln(policy: AdaLNCacheSpec) -> Values:
         "mode": _SWITCH[policy.mode],
         "plans": policy.plans,
         "width": policy.width,
-        "hostTierBytes": None if policy.host_tier_size is None else _bytes(policy.host_tier_size),
+        "hostTierBytes": _bytes_if_given(policy.host_tier_size),
         "precision": policy.precision.lower(),
         "planStore": {"hostPath": store.host_path, "sizeBytes": _bytes(store.size)} if store else {"hostPath": ""},
     }
@@ -146,7 +151,9 @@ def _offload(policy: LayerwiseOffloadSpec) -> Values:
         "residentPolicy": policy.resident_policy.lower(),
         "pinning": _SWITCH[policy.pinning],
         "coldPageAdvice": _SWITCH[policy.cold_page_advice],
-        "nextStageHeadroomBytes": None if policy.next_stage_headroom is None else _bytes(policy.next_stage_headroom),
+        "nextStageHeadroomBytes": _bytes_if_given(policy.next_stage_headroom),
+        "deviceMemoryBytes": _bytes_if_given(policy.device_memory),
+        "hostMemoryBytes": _bytes_if_given(policy.host_memory),
         "components": [
             {
                 "name": component.name,
@@ -193,6 +200,30 @@ def _grpc(spec: DiffusionServiceSpec) -> Values:
     }
 
 
+def _quality(quality: Quality) -> Values:
+    table = quality.step_cache_table
+    return {
+        "fusions": _SWITCH[quality.fusions],
+        "stepCacheTable": {"configMapName": table.config_map_name, "key": table.key}
+        if table
+        else {"configMapName": "", "key": "measured.json"},
+    }
+
+
+def _tracing(tracing: Tracing | None) -> Values:
+    """Without an endpoint there are no traces, whatever else is said."""
+    if tracing is None:
+        return {"endpoint": ""}
+    headers = tracing.headers
+    return {
+        "endpoint": tracing.endpoint,
+        "protocol": tracing.protocol.lower(),
+        "samplePercent": tracing.sample_percent,
+        "headers": {"secretName": headers.secret_name, "key": headers.key} if headers else {"secretName": ""},
+        "collector": tracing.collector.model_dump(by_alias=True) if tracing.collector else None,
+    }
+
+
 def _residency(spec: DiffusionServiceSpec) -> Values:
     residency = spec.residency
     resources = {"requests": dict(residency.resources.requests), "limits": dict(residency.resources.limits)}
@@ -212,6 +243,11 @@ def _network(spec: DiffusionServiceSpec, defaults: Defaults) -> Values:
         },
         "monitoringNamespaceLabels": defaults.monitoring_namespace_labels,
     }
+
+
+def _bytes_if_given(quantity: str | None) -> int | None:
+    """What is left out is left to the process."""
+    return None if quantity is None else _bytes(quantity)
 
 
 def _bytes(quantity: str) -> int:

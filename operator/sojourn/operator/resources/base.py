@@ -55,6 +55,7 @@ Quantity = Annotated[
 # A name that other objects carry: a DNS subdomain.
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 AbsolutePath = Annotated[str, Field(max_length=1024, pattern=r"^/[^:]*$")]
+SecretKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
 # Labels and label selectors. Bounded so that CEL rules stay within their cost budget.
 Labels = Annotated[dict[str, Annotated[str, Field(max_length=253)]], Field(max_length=32)]
 

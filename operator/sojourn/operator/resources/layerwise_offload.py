@@ -60,6 +60,15 @@ class LayerwiseOffloadSpec(Model):
     next_stage_headroom: Quantity | None = Field(
         default=None, description="Host memory to keep free for the next stage. Left out: measured per model."
     )
+    device_memory: Quantity | None = Field(
+        default=None,
+        description="What the model may take of a device with memory of its own. Left out: what is free at its start.",
+    )
+    host_memory: Quantity | None = Field(
+        default=None,
+        description="What the model may take of the host. Left out: what is available at its start, within the memory "
+        "limit.",
+    )
     components: Annotated[tuple[ComponentOffload, ...], Field(max_length=32)] = Field(
         default=(),
         description="What is different for single components.",
