@@ -6,7 +6,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -88,7 +88,10 @@ ALTERED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "service.tracing.endpoint": ({}, {"tracing": TRACED}),
     "service.tracing.protocol": ({"tracing": TRACED}, {"tracing": {**TRACED, "protocol": "GRPC"}}),
     "service.tracing.samplePercent": ({"tracing": TRACED}, {"tracing": {**TRACED, "samplePercent": 5}}),
-    "service.tracing.headers.secretName": ({"tracing": TRACED}, {"tracing": {**TRACED, "headers": {"secretName": "a"}}}),
+    "service.tracing.headers.secretName": (
+        {"tracing": TRACED},
+        {"tracing": {**TRACED, "headers": {"secretName": "a"}}},
+    ),
     "service.tracing.headers.key": (
         {"tracing": {**TRACED, "headers": {"secretName": "a"}}},
         {"tracing": {**TRACED, "headers": {"secretName": "a", "key": "b"}}},
@@ -176,6 +179,14 @@ ALTERED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "adaln.planStore.hostPath": ({}, {"planStore": {"hostPath": "/plans"}}),
     "adaln.planStore.size": ({"planStore": {"hostPath": "/p"}}, {"planStore": {"hostPath": "/p", "size": "1Gi"}}),
     "adaln.precision": ({}, {"precision": "Fp32"}),
+    "adaln.families[].component": (
+        {"families": [{"component": "transformer", "family": "minimax-h3"}]},
+        {"families": [{"component": "transformer_ref", "family": "minimax-h3"}]},
+    ),
+    "adaln.families[].family": (
+        {"families": [{"component": "transformer", "family": "minimax-h3"}]},
+        {"families": [{"component": "transformer", "family": "qwen-image"}]},
+    ),
     "offload.mode": ({}, {"mode": "Layerwise"}),
     "offload.residentLayers": ({}, {"residentLayers": 0}),
     "offload.prefetchLayers": ({}, {"prefetchLayers": 0}),
@@ -269,7 +280,12 @@ CASES: dict[str, Values] = {
     "plain": values({}),
     "everything": values(
         EVERYTHING,
-        {"mode": "Enabled", "hostTierSize": "8Gi", "planStore": {"hostPath": "/var/lib/sojourn/plans"}},
+        {
+            "mode": "Enabled",
+            "hostTierSize": "8Gi",
+            "planStore": {"hostPath": "/var/lib/sojourn/plans"},
+            "families": [{"component": "transformer", "family": "minimax-h3"}],
+        },
         {
             "mode": "Layerwise",
             "residentLayers": 0,
@@ -318,6 +334,7 @@ def test_big_numbers_given_by_hand_stay_whole(render_text: Callable[..., str]) -
         {"grpc": {"port": 80}},
         {"images": {"inference": "a"}},
         {"adaln": {"mode": "sometimes"}},
+        {"adaln": {"families": [{"component": "transformer"}]}},
         {"dtype": "int4"},
         {"quality": {"fusions": "fast"}},
         {"logging": {"level": "loud"}},
@@ -399,9 +416,7 @@ def test_shared_memory_is_mounted_and_sized_by_default(render: Render) -> None:
 @pytest.mark.parametrize(
     ("limit", "size"), [(None, "1Gi"), ("4Gi", "1Gi"), ("8G", "1Gi"), ("2Gi", "536870912"), ("100Mi", "26214400")]
 )
-def test_the_default_of_shared_memory_leaves_room_under_any_limit(
-    render: Render, limit: str | None, size: str
-) -> None:
+def test_the_default_of_shared_memory_leaves_room_under_any_limit(render: Render, limit: str | None, size: str) -> None:
     limits = {"resources": {"limits": {"memory": limit}}} if limit else {}
     pod = only(render("sojourn-service", values(limits)), "Deployment")["spec"]["template"]["spec"]
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}} in pod["volumes"]
@@ -515,6 +530,39 @@ def test_serve_understands_every_field_of_the_policy_as_it_is_meant(
     assert (placement.device_memory_bytes, placement.host_memory_bytes) == (24 * 2**30, 64 * 10**9)
 
 
+def test_serve_understands_every_field_of_the_plan_cache_as_it_is_meant(
+    render: Render, served: Callable[[list[str]], tuple[Any, ...]]
+) -> None:
+    from sojourn.inference.adaln.settings import Mode, PlanCacheSettings, Precision
+
+    policy = {
+        "mode": "Enabled", "plans": 65, "width": 2, "hostTierSize": "1Gi", "precision": "Fp32",
+        "planStore": {"hostPath": "/plans", "size": "2Gi"},
+        "families": [
+            {"component": "transformer_ref", "family": "minimax-h3"},
+            {"component": "transformer", "family": "minimax-h3"},
+        ],
+    }  # fmt: skip
+    assert {field.split("[")[0] for field in policy} == {
+        field.split(".")[1].split("[")[0] for field in ALTERED if field.startswith("adaln.")
+    }
+    _, options = served(container(render("sojourn-service", values({}, policy)))["args"])
+    assert options["plan_settings"] == PlanCacheSettings(
+        mode=Mode.ON, plans=65, width=2, host_bytes=2**30, precision=Precision.FP32,
+        store=Path("/var/lib/sojourn/plans"), store_bytes=2 * 2**30,
+        families={"transformer": "minimax-h3", "transformer_ref": "minimax-h3"},
+    )  # fmt: skip
+    _, options = served(container(render("sojourn-service", values({})))["args"])
+    assert options["plan_settings"] == PlanCacheSettings(), "what nobody has said is the engine's own default"
+
+
+def test_every_family_of_the_engine_may_be_named_in_a_policy_and_no_other() -> None:
+    from sojourn.inference.families.projections import TRANSFORMERS
+    from sojourn.operator.resources.adaln_cache import FamilyName
+
+    assert list(get_args(FamilyName)) == list(TRANSFORMERS)
+
+
 def test_serve_understands_dtype_quality_and_logging_as_they_are_meant(
     render: Render, served: Callable[[list[str]], tuple[Any, ...]], tmp_path: Path
 ) -> None:
@@ -538,7 +586,12 @@ def test_serve_understands_dtype_quality_and_logging_as_they_are_meant(
 def test_traces_go_where_the_policy_says_and_the_network_lets_them(render: Render) -> None:
     from sojourn.inference.tracing import wanted
 
-    tracing = {**TRACED, "samplePercent": 5, "headers": {"secretName": "a"}, "collector": {"podLabels": {"app": "otel"}}}
+    tracing = {
+        **TRACED,
+        "samplePercent": 5,
+        "headers": {"secretName": "a"},
+        "collector": {"podLabels": {"app": "otel"}},
+    }
     objects = render("sojourn-service", values({"tracing": tracing}))
     env = {item["name"]: item.get("value") for item in container(objects)["env"]}
     assert wanted({name: value for name, value in env.items() if value})
@@ -553,7 +606,9 @@ def test_traces_go_where_the_policy_says_and_the_network_lets_them(render: Rende
     assert collector["to"] == [{"podSelector": {"matchLabels": {"app": "otel"}}}]
 
 
-@pytest.mark.parametrize("endpoint", ["http://a:4318", "https://a.b:443/otlp", "http://[fd00::1]:4317/", "http://10.0.0.1:55"])
+@pytest.mark.parametrize(
+    "endpoint", ["http://a:4318", "https://a.b:443/otlp", "http://[fd00::1]:4317/", "http://10.0.0.1:55"]
+)
 def test_the_port_of_any_endpoint_is_opened(render: Render, endpoint: str) -> None:
     from urllib.parse import urlsplit
 

@@ -199,7 +199,9 @@ def merged(target: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
             result.pop(key, None)
         else:
             inside = result.get(key)
-            result[key] = merged(inside if isinstance(inside, dict) else {}, value) if isinstance(value, dict) else value
+            result[key] = (
+                merged(inside if isinstance(inside, dict) else {}, value) if isinstance(value, dict) else value
+            )
     return result
 
 

@@ -36,6 +36,9 @@ The command lines of both processes. A setting without a value is left out, so t
 - --adaln-host-bytes={{ int64 .hostTierBytes }}
 {{- end }}
 - --adaln-precision={{ .precision }}
+{{- range .families }}
+- --adaln-family={{ .component }}={{ .family }}
+{{- end }}
 {{- if .planStore.hostPath }}
 - --adaln-store=/var/lib/sojourn/plans
 - --adaln-store-bytes={{ int64 .planStore.sizeBytes }}

@@ -139,6 +139,10 @@ def _adaln(policy: AdaLNCacheSpec) -> Values:
         "width": policy.width,
         "hostTierBytes": _bytes_if_given(policy.host_tier_size),
         "precision": policy.precision.lower(),
+        "families": [
+            {"component": override.component, "family": override.family}
+            for override in sorted(policy.families, key=lambda override: override.component)
+        ],
         "planStore": {"hostPath": store.host_path, "sizeBytes": _bytes(store.size)} if store else {"hostPath": ""},
     }
 

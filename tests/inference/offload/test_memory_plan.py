@@ -201,7 +201,9 @@ def test_a_stage_whose_components_tell_no_width_is_planned_by_the_measure_of_the
     silent = replace(VAE, hidden_size=0)
     known, unknown = (plan(host=200, parts=(TRANSFORMER, ENCODER, vae), workload=Workload()) for vae in (VAE, silent))
     assert known == unknown
-    nobody = plan(parts=tuple(replace(part, hidden_size=0) for part in (TRANSFORMER, ENCODER, VAE)), workload=Workload())
+    nobody = plan(
+        parts=tuple(replace(part, hidden_size=0) for part in (TRANSFORMER, ENCODER, VAE)), workload=Workload()
+    )
     assert nobody.host_peak_bytes - known.host_peak_bytes > 9 * GIB
 
 

@@ -39,12 +39,14 @@ class CacheSize:
         width: Distinct rows of a plan.
         host_bytes: Of the host tier.
         row_element_bytes: Of one element of a row.
+        transformer: The class whose projections it replaces; None for the component's own.
     """
 
     slots: int = 64
     width: int = 4
     host_bytes: int = 0
     row_element_bytes: int = 2
+    transformer: str | None = None
 
     def slab_bytes(self, outputs: int) -> int:
         """On the device, for projections with so many outputs together."""

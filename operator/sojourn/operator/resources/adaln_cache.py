@@ -16,6 +16,46 @@ class PlanStore(Model):
     size: Quantity = Field(default="20Gi", description="Most bytes of plans in the folder; the oldest go first.")
 
 
+# Those that the engine knows; a test holds the two lists against each other.
+FamilyName = Literal[
+    "minimax-h3",
+    "qwen-image",
+    "sd3",
+    "flux",
+    "hunyuan-video-1.5",
+    "auraflow",
+    "longcat-image",
+    "bria",
+    "bria-fibo",
+    "hunyuan-video",
+    "hunyuan-video-framepack",
+    "hunyuan-image",
+    "cogvideox",
+    "consisid",
+    "ovis-image",
+    "cogview3-plus",
+    "cogview4",
+    "glm-image",
+    "dit",
+    "mochi",
+    "motif-video",
+    "easyanimate",
+    "lumina2",
+    "prx",
+]
+
+
+class FamilyOverride(Model):
+    """The family that one transformer is treated as, whatever its class."""
+
+    component: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z][a-z0-9_]*$")] = Field(
+        description="Name of the transformer in the pipeline, such as transformer."
+    )
+    family: FamilyName = Field(
+        description="Family whose forward its own equals. Every request is held against it; one of another fails."
+    )
+
+
 class AdaLNCacheSpec(Model):
     """What the plan cache of each service that refers to it may use."""
 
@@ -24,7 +64,11 @@ class AdaLNCacheSpec(Model):
             (
                 "self.mode != 'Disabled' || !has(self.planStore)",
                 "planStore has no effect with mode Disabled: remove it or set mode to Auto or Enabled",
-            )
+            ),
+            (
+                "self.mode != 'Disabled' || self.families.size() == 0",
+                "families has no effect with mode Disabled: remove it or set mode to Auto or Enabled",
+            ),
         )
     )
 
@@ -51,4 +95,10 @@ class AdaLNCacheSpec(Model):
     precision: Literal["Match", "Fp32"] = Field(
         default="Match",
         description="Match: rows are bit-identical to those of resident weights. Fp32: computed in float32.",
+    )
+    families: Annotated[tuple[FamilyOverride, ...], Field(max_length=32)] = Field(
+        default=(),
+        description="Transformers of a class that the engine does not know by name, each with the family that it is "
+        "treated as. Left out: all go by their class.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["component"]},
     )

@@ -97,7 +97,7 @@ class MemoryPlanEntry(Model):
 
 
 class FailureStatus(Model):
-    """The last failure of a container. It is kept, as a pod keeps a container's last state, and its times tell its age."""
+    """The last failure of a container. Kept as a container's last state is; its times tell how old it is."""
 
     reason: str = Field(description="Such as OOMKilled, BusError or Error.")
     message: str = Field(default="", description="What the runtime said.")
