@@ -87,7 +87,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("DiffusionService", {**BUILT_IN, "tracing": {**TRACED, "protocol": "UDP"}}, "spec.tracing.protocol"),
     ("DiffusionService", {**BUILT_IN, "tracing": {**TRACED, "samplePercent": 101}}, "spec.tracing.samplePercent"),
     ("DiffusionService", {**BUILT_IN, "tracing": {**TRACED, "headers": {}}}, "spec.tracing.headers.secretName"),
-    ("DiffusionService", {**BUILT_IN, "tracing": {**TRACED, "headers": {"secretName": "a", "key": "/"}}}, "headers.key"),
+    ("DiffusionService", {**BUILT_IN, "tracing": {**TRACED, "headers": {"secretName": "a", "key": "/"}}}, "key"),
     ("DiffusionService", {**BUILT_IN, "tracing": {**TRACED, "collector": {"podLabels": {"a": 1}}}}, "podLabels"),
     ("DiffusionService", {**BUILT_IN, "replicas": -1}, "spec.replicas"),
     ("DiffusionService", {**BUILT_IN, "replicas": 2, "autoscaling": {"maxReplicas": 3}}, "no effect with autoscaling"),

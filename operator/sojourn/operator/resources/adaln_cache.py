@@ -66,7 +66,7 @@ class AdaLNCacheSpec(Model):
                 "planStore has no effect with mode Disabled: remove it or set mode to Auto or Enabled",
             ),
             (
-                "self.mode != 'Disabled' || self.families.size() == 0",
+                "self.mode != 'Disabled' || !has(self.families) || self.families.size() == 0",
                 "families has no effect with mode Disabled: remove it or set mode to Auto or Enabled",
             ),
         )
