@@ -471,7 +471,8 @@ async def test_an_oom_kill_makes_it_unready_within_one_resync(
         await answer(kube, pod, model, ready=False, ended=killed)
         await until_condition(kube, namespace, "Ready", "False", reason="OOMKilled", seconds=10)
         failure = (await status(kube, namespace))["lastFailure"]
-        assert (failure["exitCode"], failure["container"], failure["pod"]) == (137, "inference", pod["metadata"]["name"])
+        assert (failure["exitCode"], failure["container"]) == (137, "inference")
+        assert failure["pod"] == pod["metadata"]["name"]
         assert (failure["finishedAt"], "recoveredAt" in failure) == (finished, False)
         await answer(kube, pod, model, ready=True)
         await until_condition(kube, namespace, "Ready", "True")

@@ -256,7 +256,7 @@ def _width(component: object) -> int:
     config = getattr(component, "config", None)
     if isinstance(config, Mapping):
         return width_of(config)
-    return width_of(config.to_dict()) if hasattr(config, "to_dict") else 0
+    return width_of(config.to_dict()) if config is not None and hasattr(config, "to_dict") else 0
 
 
 def _published(part: Component, strategy: Strategy | None) -> PublishedComponent:
