@@ -206,6 +206,10 @@ ALTERED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"components": [{"name": "a"}]},
         {"components": [{"name": "a", "prefetchLayers": 2}]},
     ),
+    "offload.components[].residentPolicy": (
+        {"components": [{"name": "a"}]},
+        {"components": [{"name": "a", "residentPolicy": "Strided"}]},
+    ),
 }
 # What has its effect in the operator and not in the release; each is tested in tests/operator.
 ELSEWHERE = {
@@ -343,6 +347,8 @@ def test_big_numbers_given_by_hand_stay_whole(render_text: Callable[..., str]) -
         {"tracing": {"protocol": "udp"}},
         {"tracing": {"samplePercent": 101}},
         {"offload": {"hostMemoryBytes": -1}},
+        {"offload": {"residentLayers": "100%"}},
+        {"offload": {"prefetchLayers": "2"}},
         {"model": {"source": "ftp"}},
     ],
     ids=str,
@@ -493,6 +499,20 @@ def test_serve_takes_whatever_any_field_is_rendered_to(
         "sojourn-service", values(**({"spec": {}, part: given} if part != "service" else {"spec": given}))
     )
     served(container(rendered)["args"])
+
+
+def test_shares_of_layers_are_shares_and_numbers_are_numbers(
+    render: Render, served: Callable[[list[str]], tuple[Any, ...]]
+) -> None:
+    """100% would be read as one layer; it is mode Resident."""
+    policy = {
+        "residentLayers": "50%", "prefetchLayers": "7%",
+        "components": [{"name": "vae", "residentLayers": "99%", "prefetchLayers": 1, "residentPolicy": "Strided"}],
+    }  # fmt: skip
+    _, options = served(container(render("sojourn-service", values({}, None, policy)))["args"])
+    default, vae = (options["offload"].settings.of(name) for name in ("transformer", "vae"))
+    assert (default.resident, default.prefetch, default.policy) == (0.5, 0.07, "leading")
+    assert (vae.resident, vae.prefetch, vae.policy) == (0.99, 1, "strided")
 
 
 @pytest.mark.parametrize("mode", ["Auto", "Resident", "Component", "Layerwise"])

@@ -45,7 +45,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("AdaLNCache", {"mode": "Disabled", "families": [{"component": "a", "family": "flux"}]}, "families has no effect"),
     ("LayerwiseOffload", {"mode": "sometimes"}, "spec.mode"),
     ("LayerwiseOffload", {"residentLayers": -1}, "spec.residentLayers"),
+    ("LayerwiseOffload", {"residentLayers": 1001}, "spec.residentLayers"),
+    ("LayerwiseOffload", {"residentLayers": "100%"}, "spec.residentLayers"),
+    ("LayerwiseOffload", {"residentLayers": "0%"}, "spec.residentLayers"),
     ("LayerwiseOffload", {"prefetchLayers": 65}, "spec.prefetchLayers"),
+    ("LayerwiseOffload", {"prefetchLayers": "half"}, "spec.prefetchLayers"),
+    ("LayerwiseOffload", {"components": [{"name": "a", "residentPolicy": "Last"}]}, "residentPolicy"),
     ("LayerwiseOffload", {"mode": "Resident", "residentLayers": 3}, "mode Auto or Layerwise only"),
     ("LayerwiseOffload", {"mode": "Component", "prefetchLayers": 3}, "mode Auto or Layerwise only"),
     ("LayerwiseOffload", {"residentPolicy": "Last"}, "spec.residentPolicy"),
@@ -280,6 +285,14 @@ def test_a_quantity_is_worth_what_kubernetes_says(text: str, value: float) -> No
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a quantity"):
         quantity_value(text)
+
+
+@pytest.mark.parametrize("value", ["100%", "0%", "50", "half", -1, 1001, 0.5])
+def test_layers_are_a_number_or_a_share(value: object) -> None:
+    with pytest.raises(ValidationError):
+        LayerwiseOffloadSpec.model_validate({"residentLayers": value})
+    for good in (0, 1000, "1%", "99%"):
+        assert LayerwiseOffloadSpec.model_validate({"residentLayers": good}).resident_layers == good
 
 
 def test_the_model_refuses_what_the_schema_refuses() -> None:

@@ -50,6 +50,7 @@ The command lines of both processes. A setting without a value is left out, so t
 {{- if ne .residentPolicy "leading" }},policy={{ .residentPolicy }}{{ end }}
 {{- range .components }}
 - --offload={{ .name }}={{ .mode }}{{ include "service.offloadLayers" . }}
+{{- with .residentPolicy }},policy={{ . }}{{ end }}
 {{- end }}
 - --pinning={{ .pinning }}
 - --cold-page-advice={{ .coldPageAdvice }}
@@ -75,8 +76,17 @@ The command lines of both processes. A setting without a value is left out, so t
 
 {{- /* Numbers of layers behind a mode. Those that are left out are the memory plan's, or the ones for all components. */ -}}
 {{- define "service.offloadLayers" -}}
-{{- if kindIs "invalid" .residentLayers | not }},resident={{ int64 .residentLayers }}{{ end -}}
-{{- if kindIs "invalid" .prefetchLayers | not }},prefetch={{ int64 .prefetchLayers }}{{ end -}}
+{{- if kindIs "invalid" .residentLayers | not }},resident={{ include "service.layers" .residentLayers }}{{ end -}}
+{{- if kindIs "invalid" .prefetchLayers | not }},prefetch={{ include "service.layers" .prefetchLayers }}{{ end -}}
+{{- end -}}
+
+{{- /* A number of layers, or of "50%" the share: the process takes what is below 1 for one. */ -}}
+{{- define "service.layers" -}}
+{{- if kindIs "string" . -}}
+{{ divf (trimSuffix "%" . | int64) 100 | printf "%.2f" }}
+{{- else -}}
+{{ int64 . }}
+{{- end -}}
 {{- end -}}
 
 {{- define "service.residencydArgs" -}}

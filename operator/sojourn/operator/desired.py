@@ -164,6 +164,7 @@ def _offload(policy: LayerwiseOffloadSpec) -> Values:
                 "mode": component.mode.lower(),
                 "residentLayers": component.resident_layers,
                 "prefetchLayers": component.prefetch_layers,
+                "residentPolicy": (component.resident_policy or "").lower(),
             }
             for component in sorted(policy.components, key=lambda component: component.name)
         ],
