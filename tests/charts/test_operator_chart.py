@@ -31,6 +31,8 @@ ALTERED: dict[str, Any] = {
     "operator.workers": 4,
     "operator.resyncSeconds": 1000000,
     "operator.observeSeconds": 60,
+    "operator.unreadySeconds": 5,
+    "operator.refusedSeconds": 60,
     "operator.logLevel": "debug",
     "operator.logFormat": "text",
     "operator.resources.requests.cpu": "100m",
@@ -139,6 +141,8 @@ def test_cert_manager_may_issue_it(render: Render) -> None:
         {"helm": {"driver": "sql"}},
         {"operator": {"workers": 0}},
         {"operator": {"logLevel": "loud"}},
+        {"operator": {"unreadySeconds": 0}},
+        {"operator": {"refusedSeconds": 0}},
         {"services": {"inferenceImage": ""}},
         {"unknown": 1},
     ],
@@ -147,6 +151,27 @@ def test_cert_manager_may_issue_it(render: Render) -> None:
 def test_values_that_make_no_sense_are_refused(render: Render, bad: dict[str, Any]) -> None:
     with pytest.raises(Refused, match="values don't meet"):
         render("sojourn", bad)
+
+
+# Options of the operator that no value sets, and why.
+LEFT_OUT = {
+    "--helm": "the image has the program where it is looked for",
+    "--listen": "the ports of the Service, the probes and the NetworkPolicy are the default's",
+    "--help": "prints",
+}
+
+
+def test_every_option_of_the_operator_can_be_rendered_or_is_left_out_for_a_reason(render: Render) -> None:
+    from sojourn.operator.cli import app
+    from typer.main import get_command
+
+    known = {option for parameter in get_command(app).commands["run"].params for option in parameter.opts}  # type: ignore[attr-defined]
+    rendered: set[str] = set()
+    for path, value in ALTERED.items():
+        (found,) = only(render("sojourn", nested(path, value)), "Deployment")["spec"]["template"]["spec"]["containers"]
+        rendered |= {argument.split("=")[0] for argument in found["args"] if argument.startswith("--")}
+    assert rendered <= known
+    assert known | {"--help"} == rendered | set(LEFT_OUT)
 
 
 def test_helm_lint_finds_nothing(helm: Path) -> None:
