@@ -8,8 +8,8 @@ from sojourn.inference.adaln.table import Entry
 from sojourn.inference.adaln.weights import Part, Place, WeightSource
 
 # Read, and multiplied while the processor's cache still holds it. Of 370 MB in the page cache, in layers of 7.4 MB on
-# two cores, pieces of 8, 2 and 0.6 MiB took 0.042, 0.057 and 0.052 s with thirteen rows (each call costs too).
-PIECE_BYTES = 8 << 20
+# two cores, pieces of 8, 4, 3 and 2 MiB took 0.095, 0.086, 0.088 and 0.090 s with thirteen rows (each call costs too).
+PIECE_BYTES = 4 << 20
 # Outputs of a piece are a multiple of this, so that every piece is aligned as its layer is, and kernels, which work in
 # blocks of up to 64 outputs, meet no edge that the whole layer does not have.
 _OUTPUTS = 64
