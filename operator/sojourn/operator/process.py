@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import sys
 import time
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
@@ -305,6 +306,10 @@ def pages(operator: Operator) -> web.Application:
 
 async def run(settings: Settings, access: Access, defaults: Defaults, stop: asyncio.Event | None = None) -> None:
     """Runs the operator until it is told to stop."""
+    if sys.version_info < (3, 12):  # where it is the default
+        watcher = asyncio.PidfdChildWatcher()
+        watcher.attach_loop(asyncio.get_running_loop())
+        asyncio.set_child_watcher(watcher)
     async with AsyncExitStack() as stack:
         connector = open_connector(access)
         stack.push_async_callback(connector.close)
