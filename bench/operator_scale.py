@@ -3,9 +3,8 @@
     python bench/operator_scale.py [--services 500] [--json]
 
 Needs a control plane (see tests/kubernetes.py) and no node: the chart is a stub whose Deployment has no pods, so that
-what is measured is the operator, helm and the API server on the cores that they share. Each half begins when the
-controllers have ended their work for what was before, and nobody asks the operator or the API server for its progress:
-that is read from the audit log.
+what is measured is the operator, helm and the API server on the cores that they share. Progress is read from the audit
+log; asking the operator or the API server for it would cost what is measured.
 """
 
 import argparse
@@ -113,15 +112,6 @@ class Reported:
         return len(self.names) >= count
 
 
-async def calm(audit: Audit, seconds: float = 5) -> None:
-    """Returns when nobody has written anything for some seconds: controllers work long after what woke them."""
-    mark, since = audit.mark(), time.monotonic()
-    while time.monotonic() - since < seconds:
-        await asyncio.sleep(0.5)
-        if (now := audit.mark()) != mark:
-            mark, since = now, time.monotonic()
-
-
 def cpu_seconds(pid: int) -> Counter[str]:
     """What the control plane, a process that calls helm, and its ended helm processes have used until now."""
     used: Counter[str] = Counter()
@@ -173,7 +163,6 @@ async def measure(kubeconfig: Path, audit: Audit, count: int, folder: Path) -> l
         account = await account_kubeconfig(kubeconfig, "bare", folder / "kubeconfig-bare")
         # Nobody looks after this namespace; helm's objects have living owners all the same.
         services = await create(kube, "bare", count)
-        await calm(audit)
         before = cpu_seconds(os.getpid())
         bare = await bare_loop(account, "bare", services, folder / "helm")
         used = shares(before, cpu_seconds(os.getpid()))
@@ -190,7 +179,6 @@ async def measure(kubeconfig: Path, audit: Audit, count: int, folder: Path) -> l
 async def at_scale(kube: Kube, operator: OperatorProcess, audit: Audit, count: int, bare: float) -> list[Figure]:
     operator.start().wait_healthy()
     assert operator.process
-    await calm(audit)
     before = cpu_seconds(operator.process.pid)
     reported = Reported(audit, "scale", audit.mark())
     started = time.monotonic()
