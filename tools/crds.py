@@ -87,6 +87,8 @@ def _default(node: dict[str, Any]) -> str:
 
 
 def _type(node: dict[str, Any]) -> str:
+    if node.get("x-kubernetes-int-or-string") and "maximum" in node:
+        return f"integer, {node['minimum']} to {node['maximum']}, or percentage"
     if node.get("x-kubernetes-int-or-string"):
         return "quantity"
     if "enum" in node:

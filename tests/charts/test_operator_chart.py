@@ -27,9 +27,12 @@ ALTERED: dict[str, Any] = {
     "operator.pullSecrets": ["registry"],
     "operator.namespaces": ["studio"],
     "operator.readServiceSecrets": True,
+    "operator.clientCertificate.secretName": "operator-client",
     "operator.workers": 4,
     "operator.resyncSeconds": 1000000,
     "operator.observeSeconds": 60,
+    "operator.unreadySeconds": 5,
+    "operator.refusedSeconds": 60,
     "operator.logLevel": "debug",
     "operator.logFormat": "text",
     "operator.resources.requests.cpu": "100m",
@@ -138,6 +141,8 @@ def test_cert_manager_may_issue_it(render: Render) -> None:
         {"helm": {"driver": "sql"}},
         {"operator": {"workers": 0}},
         {"operator": {"logLevel": "loud"}},
+        {"operator": {"unreadySeconds": 0}},
+        {"operator": {"refusedSeconds": 0}},
         {"services": {"inferenceImage": ""}},
         {"unknown": 1},
     ],
@@ -146,6 +151,27 @@ def test_cert_manager_may_issue_it(render: Render) -> None:
 def test_values_that_make_no_sense_are_refused(render: Render, bad: dict[str, Any]) -> None:
     with pytest.raises(Refused, match="values don't meet"):
         render("sojourn", bad)
+
+
+# Options of the operator that no value sets, and why.
+LEFT_OUT = {
+    "--helm": "the image has the program where it is looked for",
+    "--listen": "the ports of the Service, the probes and the NetworkPolicy are the default's",
+    "--help": "prints",
+}
+
+
+def test_every_option_of_the_operator_can_be_rendered_or_is_left_out_for_a_reason(render: Render) -> None:
+    from sojourn.operator.cli import app
+    from typer.main import get_command
+
+    known = {option for parameter in get_command(app).commands["run"].params for option in parameter.opts}  # type: ignore[attr-defined]
+    rendered: set[str] = set()
+    for path, value in ALTERED.items():
+        (found,) = only(render("sojourn", nested(path, value)), "Deployment")["spec"]["template"]["spec"]["containers"]
+        rendered |= {argument.split("=")[0] for argument in found["args"] if argument.startswith("--")}
+    assert rendered <= known
+    assert known | {"--help"} == rendered | set(LEFT_OUT)
 
 
 def test_helm_lint_finds_nothing(helm: Path) -> None:
@@ -219,6 +245,29 @@ def test_dashboards_and_rules_come_through_unchanged(render: Render) -> None:
     assert {name: text.rstrip() for board in boards for name, text in board["data"].items()} == {
         name: text.rstrip() for name, text in shipped.items()
     }
+
+
+def datasources(part: Any) -> Iterator[Any]:
+    """Every data source that a piece of a board names, however deep."""
+    if isinstance(part, dict):
+        yield from (part["datasource"],) if "datasource" in part else ()
+    for child in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from datasources(child)
+
+
+def test_a_board_as_a_sidecar_finds_it_asks_the_data_source_that_people_choose(render: Render) -> None:
+    """`${DS_PROMETHEUS}` is not found: NVIDIA/dcgm-exporter#90, grafana/grafana#10786, dragonfly-operator#256."""
+    objects = render("sojourn", {"monitoring": {"dashboards": True}})
+    texts = [text for item in objects if item["kind"] == "ConfigMap" for text in item.get("data", {}).values()]
+    boards = [json.loads(text) for text in texts if '"templating"' in text]
+    assert len(boards) == 4
+    for board in boards:
+        assert "__inputs" not in board
+        (chosen,) = [item for item in board["templating"]["list"] if item["type"] == "datasource"]
+        assert (chosen["name"], chosen["query"], chosen.get("hide", 0)) == ("datasource", "prometheus", 0)
+        found = list(datasources(board))
+        assert len(found) > 10
+        assert [named for named in found if named != {"type": "prometheus", "uid": "${datasource}"}] == []
 
 
 def test_the_runbook_is_where_the_values_say(render_text: Callable[..., str]) -> None:

@@ -1,8 +1,8 @@
 """What the tests of this folder share: kubectl and helm, waiting, and what to show when it was in vain.
 
 SOJOURN_E2E_KUBECONFIG names a cluster whose nodes have the images localhost/sojourn-{inference,residencyd,operator}
-and localhost/sojourn-e2e-prometheus with the tag SOJOURN_E2E_TAG (dev). `make e2e` starts such a cluster, builds the
-images and loads them. Else the tests skip.
+and localhost/sojourn-e2e-{prometheus,model} with the tag SOJOURN_E2E_TAG (dev). `make e2e` starts such a cluster,
+builds the images and loads them. Else the tests skip.
 """
 
 import json

@@ -44,7 +44,10 @@ def scraped(installed: None, neighbour: Client) -> Iterator[Prometheus]:
     with prometheus() as found:
         until(lambda: up(found) == PROCESSES, 60, "three processes scraped")
         assert "INVALID_ARGUMENT" in neighbour.generate(ENDPOINT, "--frames", "7", check=False)
-        assert "DEADLINE_EXCEEDED" in neighbour.generate(ENDPOINT, "--steps", "50", "--timeout", "3", check=False)
+        # More clips than any machine makes in that time, which is long enough to be scraped in the middle of it.
+        long = ("--steps", "60", "--count", "16", "--timeout", str(2 * SCRAPE_SECONDS + 2))
+        late = neighbour.generate(ENDPOINT, *long, check=False)
+        assert "DEADLINE_EXCEEDED" in late
         for steps in ("4", "5", "4"):
             neighbour.generate(ENDPOINT, "--steps", steps)
         # A new release, and the same pods.

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.client import client
+from tests.e2e.keeper import Keeper, keeper
 from tests.e2e.node import (
     PORT,
     SHARED,
@@ -16,13 +17,11 @@ from tests.e2e.node import (
     condition,
     get,
     has,
-    image,
     kubectl,
     metrics,
     patch,
     pods,
     ready,
-    running,
     shell,
     until,
 )
@@ -32,43 +31,22 @@ FOLDER = "/tmp/sojourn-e2e"
 INFERENCE, RESIDENCYD = 9464, 9465
 
 
-def keeper() -> Object:
-    """A pod that may do as it likes in /tmp of the node."""
-    container = {
-        "name": "keeper",
-        "image": image("inference"),
-        "imagePullPolicy": "Never",
-        "command": ["sleep", "infinity"],
-        "securityContext": {"runAsUser": 0, "runAsNonRoot": False},
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
-    }
-    spec = {
-        "terminationGracePeriodSeconds": 0,
-        "containers": [container],
-        "volumes": [{"name": "tmp", "hostPath": {"path": "/tmp"}}],
-    }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "keeper"}, "spec": spec}
-
-
 @pytest.fixture(scope="module")
-def folders(installed: None) -> Iterator[None]:
+def folders(installed: None) -> Iterator[Keeper]:
     """A checkpoint that belongs to root, and two folders of the pods' user for what they share."""
-    apply(keeper(), namespace=SHARED)
-    running(SHARED, "keeper")
-    make = (
-        f"rm -rf {FOLDER} && mkdir -p {FOLDER}/models {FOLDER}/plans && cp -R /models/h3-digits {FOLDER}/foreign && "
-        f"chown -R root:root {FOLDER}/foreign && chmod -R a+rX {FOLDER}/foreign && "
-        f"chown 10001:10001 {FOLDER}/models {FOLDER}/plans"
-    )
-    shell(SHARED, "keeper", "keeper", "sh", "-c", make)
-    yield
-    kubectl("-n", SHARED, "delete", "dsvc,adaln,lwo", "--all", "--timeout=120s")
-    shell(SHARED, "keeper", "keeper", "rm", "-rf", FOLDER)
-    kubectl("-n", SHARED, "delete", "pod", "keeper", "--wait=false")
+    with keeper(FOLDER, "sharing") as found:
+        make = (
+            f"mkdir -p {FOLDER}/models {FOLDER}/plans && cp -R /models/h3-digits {FOLDER}/foreign && "
+            f"chown -R root:root {FOLDER}/foreign && chmod -R a+rX {FOLDER}/foreign && "
+            f"chown 10001:10001 {FOLDER}/models {FOLDER}/plans"
+        )
+        found.run("sh", "-c", make)
+        yield found
+        kubectl("-n", SHARED, "delete", "dsvc,adaln,lwo", "--all", "--timeout=120s")
 
 
 @pytest.fixture(scope="module")
-def foreign(folders: None) -> Object:
+def foreign(folders: Keeper) -> Object:
     """PageOutEffective of a service whose checkpoint belongs to somebody else."""
     service = {
         "apiVersion": "sojourn.dev/v1alpha1",
@@ -124,10 +102,10 @@ def test_weights_of_another_owner_are_told_to_stay_in_memory(foreign: Object) ->
     assert "modelCache" in foreign["message"], "what to do"
 
 
-def test_a_copy_of_ones_own_ends_that(two: list[str]) -> None:
+def test_a_copy_of_ones_own_ends_that(folders: Keeper, two: list[str]) -> None:
     until(lambda: has(SHARED, "both", "PageOutEffective", "True"), 60, "effect told", namespace=SHARED)
-    (copy,) = shell(SHARED, "keeper", "keeper", "ls", f"{FOLDER}/models").split()
-    owner = shell(SHARED, "keeper", "keeper", "stat", "-c", "%u", f"{FOLDER}/models/{copy}/vae/config.json")
+    (copy,) = folders.run("ls", f"{FOLDER}/models").split()
+    owner = folders.run("stat", "-c", "%u", f"{FOLDER}/models/{copy}/vae/config.json")
     assert owner.strip() == "10001"
 
 

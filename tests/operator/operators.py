@@ -91,6 +91,8 @@ class OperatorProcess:
     defaults: dict[str, Any] = field(default_factory=lambda: dict(DEFAULTS))
     process: subprocess.Popen[bytes] | None = None
     port: int = 0
+    # How many times as fast as the machine's its clock runs.
+    speed: float = 1
 
     @property
     def log_path(self) -> Path:
@@ -102,8 +104,9 @@ class OperatorProcess:
     def start(self, *flags: str) -> "OperatorProcess":
         self.port = free_port()
         (self.folder / "defaults.yaml").write_text(json.dumps(self.defaults))
+        module = ("sojourn.operator",) if self.speed == 1 else ("tests.operator.hurried", str(self.speed))
         command = [
-            *(sys.executable, "-m", "sojourn.operator", "run", f"--chart={self.chart}", *self.flags),
+            *(sys.executable, "-m", *module, "run", f"--chart={self.chart}", *self.flags),
             *(f"--defaults={self.folder / 'defaults.yaml'}", f"--scratch={self.folder / 'scratch'}"),
             *(f"--helm={program('helm')}", f"--listen=127.0.0.1:{self.port}"),
             *(f"--namespace={namespace}" for namespace in self.namespaces),
@@ -111,7 +114,7 @@ class OperatorProcess:
         ]
         environ = os.environ | {
             "KUBECONFIG": str(self.kubeconfig),
-            "PYTHONPATH": f"{ROOT / 'proto'}:{ROOT / 'operator'}",
+            "PYTHONPATH": f"{ROOT / 'proto'}:{ROOT / 'operator'}:{ROOT}",
         }
         with self.log_path.open("ab") as log:
             # A session of its own, so that `kill` takes its helm processes too.

@@ -41,7 +41,10 @@ async def has_width(kube: Kube) -> bool:
 async def test_an_upgrade_brings_new_fields_and_an_uninstall_keeps_everybodys_objects(
     kube: Kube, namespace: str, kubeconfig: Path, tmp_path: Path
 ) -> None:
-    """What lies in a chart's crds/ folder is never upgraded."""
+    """What lies in a chart's crds/ folder is never upgraded, and what a template makes goes with an uninstall.
+
+    See https://helm.sh/docs/chart_best_practices/custom_resource_definitions/.
+    """
     try:
         foreign = helm(kubeconfig, "install", "sojourn", older(tmp_path / "older"), "-n", namespace)
         assert foreign.returncode, "definitions of somebody else are not taken over without being told to"

@@ -184,7 +184,7 @@ LINES: list[tuple[Line, Victim]] = [
 @pytest.mark.timeout(3600 if ALL else 600)
 @pytest.mark.parametrize(("line", "victim"), LINES, ids=[f"{line.__name__}-{victim}" for line, victim in LINES])
 async def test_killed_in(kube: Kube, kubeconfig: Path, tmp_path: Path, line: Line, victim: Victim) -> None:
-    """A release that is stuck in pending-upgrade for ever (fluxcd/helm-controller#149) is the classic of its kind."""
+    """The classic of its kind is a release that is stuck in pending-upgrade: fluxcd/helm-controller#149, #644."""
     await walk(kube, kubeconfig, tmp_path, line, victim)
 
 

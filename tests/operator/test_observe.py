@@ -1,6 +1,7 @@
 """What pods answer, and what of it reaches the status."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from sojourn.operator.nodes import Node
 from sojourn.operator.observe import View, rounded, summarise
 from sojourn.operator.plan import Space, host_plan, human
 from sojourn.operator.pods import Health, PodView
-from sojourn.operator.reporting import Findings, _page_out, service_status
+from sojourn.operator.reporting import Findings, _page_out, changes, service_status
 from sojourn.operator.resources import AdaLNCacheSpec, DiffusionServiceSpec, LayerwiseOffloadSpec
-from sojourn.operator.resources.status import DiffusionServiceStatus
+from sojourn.operator.resources.status import DiffusionServiceStatus, FailureStatus
 from sojourn.operator.telemetry import Telemetry
 from sojourn.operator.workload import Workload
 from sojourn.v1 import inference_pb2, residency_pb2
@@ -62,7 +63,9 @@ def test_figures_are_summed_over_pods() -> None:
     view = summarise([pod("a"), pod("b")])
     assert (view.serving, view.visible, view.model, view.family) == ("True", True, "h3-digits", "minimax-h3")
     assert view.adaln
-    assert (view.adaln.hit_ratio, view.adaln.builds, view.adaln.saved) == ("88", 2, human(rounded(4 * MIB)))
+    assert (view.adaln.hit_ratio, view.adaln.builds) == ("88", 2)
+    assert view.adaln.saved == human(rounded(6 * MIB)), "weights less slab; the host tier is another memory"
+    assert view.adaln.host_tier == human(rounded(2 * MIB))
     assert view.residency
     by_name = {row.component: row for row in view.residency.components}
     assert by_name["transformer"].mapped_bytes == rounded(16 * MIB)
@@ -77,6 +80,13 @@ def test_a_sidecar_that_is_blind_or_silent_is_a_condition_and_never_zeros() -> N
     assert "other_uid" in view.message
     silent = summarise([pod(residency=None)])
     assert (silent.visible, silent.reason, silent.residency) == (False, "Unreachable", None)
+
+
+def test_rows_that_take_more_than_the_weights_are_told_as_what_they_cost() -> None:
+    costly = inference_pb2.PlanCacheInfo(unloaded_weight_bytes=MIB, device_bytes=9 * MIB)
+    view = summarise([pod(info=info(plan_cache=costly))])
+    assert view.adaln
+    assert view.adaln.saved == "-8.01Mi" == human(-rounded(8 * MIB))
 
 
 def test_a_model_without_a_plan_cache_has_no_figures_of_one() -> None:
@@ -166,11 +176,73 @@ def test_workflows_are_those_that_every_pod_serves() -> None:
     assert summarise([pod("a", info=None)]).workflows is None, "not asked is not missing"
 
 
+def failing(at: str | None, pod_name: str = "p") -> Workload:
+    failure = FailureStatus(reason="OOMKilled", exit_code=137, container="inference", pod=pod_name, finished_at=at)
+    return replace(SERVES, ready="False", reason="OOMKilled", failure=failure)
+
+
+def passes(*found: tuple[Workload, str]) -> dict[str, Any]:
+    """The status after several passes, each with a workload at a time, as merge patches leave it."""
+    stored: dict[str, Any] = {}
+    for workload, now in found:
+        findings = Findings(in_place=True, workload=workload)
+        known = DiffusionServiceStatus.model_validate(stored)
+        stored = merged(stored, changes(stored, service_status(known, SERVICE, findings, now=now)))
+    return stored
+
+
+def merged(target: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """RFC 7396, as the API server does it."""
+    result = dict(target)
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            inside = result.get(key)
+            result[key] = (
+                merged(inside if isinstance(inside, dict) else {}, value) if isinstance(value, dict) else value
+            )
+    return result
+
+
+NOON, ONE, TWO, THREE = (f"2026-09-01T{hour}:00:00Z" for hour in (12, 13, 14, 15))
+
+
+def test_a_failure_stays_with_the_time_at_which_it_was_over() -> None:
+    failed = passes((failing(NOON), NOON))
+    assert failed["lastFailure"] == {
+        "reason": "OOMKilled", "message": "", "exitCode": 137, "container": "inference", "pod": "p", "finishedAt": NOON,
+    }  # fmt: skip
+    over = passes((failing(NOON), NOON), (SERVES, ONE))
+    assert over["lastFailure"] == {**failed["lastFailure"], "recoveredAt": ONE}
+    later = passes((failing(NOON), NOON), (SERVES, ONE), (replace(SERVES, failure=failing(NOON).failure), TWO))
+    assert later == over, "pods keep their last state: it is no news, and nothing is written"
+
+
+def test_a_new_failure_is_not_said_to_be_over() -> None:
+    again = passes((failing(NOON), NOON), (SERVES, ONE), (failing(TWO, "q"), TWO))["lastFailure"]
+    assert (again["pod"], again["finishedAt"], "recoveredAt" in again) == ("q", TWO, False)
+
+
+def test_an_older_failure_of_another_pod_is_no_news() -> None:
+    """The pod that failed last is gone; what others still tell is older."""
+    found = passes((failing(ONE, "gone"), ONE), (failing(NOON, "old"), TWO), (SERVES, THREE))["lastFailure"]
+    assert (found["pod"], found["finishedAt"], found["recoveredAt"]) == ("gone", ONE, THREE)
+
+
+def test_what_is_gone_inside_a_part_of_the_status_is_gone_after_the_patch() -> None:
+    before = {"a": {"x": 1, "y": {"z": 1}}, "b": [1], "c": 1}
+    for after in ({"a": {"x": 2}, "b": [2]}, {"a": {"y": {"w": 2}}, "c": 1}, {}, {"a": 1, "b": {"x": 1}}):
+        assert merged(before, changes(before, after)) == after
+    assert changes(before, before) == {}
+
+
 def test_small_movements_are_no_reason_to_write() -> None:
     assert rounded(1_000_000_000) == rounded(1_004_000_000)
     assert human(0) == "0"
     assert human(1536 * 1024) == "1.5Mi"
     assert human(2**40 * 3) == "3Ti"
+    assert human(-1536 * 1024) == "-1.5Mi"
 
 
 def plan(
@@ -178,7 +250,7 @@ def plan(
 ) -> Any:
     policies = Policies(AdaLNCacheSpec.model_validate(adaln or {}), LayerwiseOffloadSpec(next_stage_headroom=headroom))
     service = DiffusionServiceSpec.model_validate({"model": {"builtIn": {}}, **spec})
-    return host_plan(service, policies, adaln_given=adaln is not None, node=node)
+    return host_plan(service, policies, node=node)
 
 
 LIMIT = {"resources": {"limits": {"memory": "4Gi"}}}
@@ -193,8 +265,27 @@ def test_what_does_not_fit_says_needed_against_available() -> None:
     assert plan(LIMIT, {"mode": "Disabled", "hostTierSize": "8Gi"}).fits
 
 
-def test_the_default_host_tier_is_left_to_the_engine_and_no_limit_fits_all() -> None:
-    assert plan(LIMIT).fits
+@pytest.mark.parametrize("limit", [None, "64Mi", "1Gi", "3Gi", "80Gi"])
+@pytest.mark.parametrize("adaln", [None, {}, {"mode": "Enabled"}, {"hostTierSize": "0"}])
+@pytest.mark.parametrize("node", [None, Node("small", {}, "8Gi"), Node("least", {}, "2Gi")])
+def test_no_default_is_a_reason_to_refuse(limit: str | None, adaln: dict[str, Any] | None, node: Node | None) -> None:
+    """A policy that leaves everything out must not refuse what no policy would: the engine takes what is there."""
+    spec = {"resources": {"limits": {"memory": limit}}} if limit else {}
+    found = plan(spec, adaln, node=node)
+    assert found.fits, found.message
+    assert "hostTier" not in dict(found.parts) or adaln == {"hostTierSize": "0"}
+
+
+def test_a_model_that_may_take_more_than_its_limit_does_not_fit() -> None:
+    """It would be killed for doing what it was told."""
+    service = DiffusionServiceSpec.model_validate({"model": {"builtIn": {}}, **LIMIT})
+    for budget, fits in (("4Gi", True), ("5Gi", False)):
+        found = host_plan(service, Policies(offload=LayerwiseOffloadSpec(host_memory=budget)))
+        assert found.fits is fits, found.message
+    assert "beside hostMemory 5Gi" in found.message
+
+
+def test_without_limit_and_node_everything_fits() -> None:
     assert plan({}, {"hostTierSize": "800Gi"}).fits
 
 

@@ -23,6 +23,7 @@ SPECS: dict[str, type[BaseModel]] = {
     "DiffusionService": DiffusionServiceSpec,
 }
 BUILT_IN = {"model": {"builtIn": {}}}
+TRACED = {"endpoint": "http://collector:4318"}
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("AdaLNCache", {"mode": "On"}, "spec.mode"),
@@ -36,15 +37,28 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("AdaLNCache", {"planStore": {"hostPath": "/a", "size": "much"}}, "spec.planStore.size"),
     ("AdaLNCache", {"mode": "Disabled", "planStore": {"hostPath": "/a"}}, "planStore has no effect"),
     ("AdaLNCache", {"precision": "bf16"}, "spec.precision"),
+    ("AdaLNCache", {"families": [{"component": "transformer", "family": "h4"}]}, "spec.families[0].family"),
+    ("AdaLNCache", {"families": [{"component": "", "family": "flux"}]}, "spec.families[0].component"),
+    ("AdaLNCache", {"families": [{"component": "a", "family": "flux"}] * 2}, "Duplicate value"),
+    ("AdaLNCache", {"families": [{"family": "flux"}]}, "spec.families[0].component"),
+    ("AdaLNCache", {"families": [{"component": "transformer"}]}, "spec.families[0].family"),
+    ("AdaLNCache", {"mode": "Disabled", "families": [{"component": "a", "family": "flux"}]}, "families has no effect"),
     ("LayerwiseOffload", {"mode": "sometimes"}, "spec.mode"),
     ("LayerwiseOffload", {"residentLayers": -1}, "spec.residentLayers"),
+    ("LayerwiseOffload", {"residentLayers": 1001}, "spec.residentLayers"),
+    ("LayerwiseOffload", {"residentLayers": "100%"}, "spec.residentLayers"),
+    ("LayerwiseOffload", {"residentLayers": "0%"}, "spec.residentLayers"),
     ("LayerwiseOffload", {"prefetchLayers": 65}, "spec.prefetchLayers"),
+    ("LayerwiseOffload", {"prefetchLayers": "half"}, "spec.prefetchLayers"),
+    ("LayerwiseOffload", {"components": [{"name": "a", "residentPolicy": "Last"}]}, "residentPolicy"),
     ("LayerwiseOffload", {"mode": "Resident", "residentLayers": 3}, "mode Auto or Layerwise only"),
     ("LayerwiseOffload", {"mode": "Component", "prefetchLayers": 3}, "mode Auto or Layerwise only"),
     ("LayerwiseOffload", {"residentPolicy": "Last"}, "spec.residentPolicy"),
     ("LayerwiseOffload", {"pinning": True}, "spec.pinning"),
     ("LayerwiseOffload", {"coldPageAdvice": "Cold"}, "spec.coldPageAdvice"),
     ("LayerwiseOffload", {"nextStageHeadroom": "lots"}, "spec.nextStageHeadroom"),
+    ("LayerwiseOffload", {"deviceMemory": "24 GB"}, "spec.deviceMemory"),
+    ("LayerwiseOffload", {"hostMemory": "-1"}, "spec.hostMemory"),
     ("LayerwiseOffload", {"components": [{"mode": "Auto"}]}, "spec.components[0].name"),
     ("LayerwiseOffload", {"components": [{"name": "a"}, {"name": "a"}]}, "Duplicate value"),
     ("LayerwiseOffload", {"components": [{"name": "a", "mode": "x"}]}, "spec.components[0].mode"),
@@ -66,6 +80,20 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("DiffusionService", {"model": {"image": {"reference": "a", "pullPolicy": "No"}}}, "pullPolicy"),
     ("DiffusionService", {"model": {"image": {"reference": "a", "subPath": "/x"}}}, "subPath"),
     ("DiffusionService", {**BUILT_IN, "device": "tpu"}, "spec.device"),
+    ("DiffusionService", {**BUILT_IN, "dtype": "Int4"}, "spec.dtype"),
+    ("DiffusionService", {**BUILT_IN, "quality": {"fusions": "Fast"}}, "spec.quality.fusions"),
+    ("DiffusionService", {**BUILT_IN, "quality": {"stepCacheTable": {}}}, "stepCacheTable.configMapName"),
+    ("DiffusionService", {**BUILT_IN, "quality": {"stepCacheTable": {"configMapName": "a", "key": "a/b"}}}, "key"),
+    ("DiffusionService", {**BUILT_IN, "logging": {"level": "Loud"}}, "spec.logging.level"),
+    ("DiffusionService", {**BUILT_IN, "logging": {"format": "XML"}}, "spec.logging.format"),
+    ("DiffusionService", {**BUILT_IN, "tracing": {}}, "spec.tracing.endpoint"),
+    ("DiffusionService", {**BUILT_IN, "tracing": {"endpoint": "http://collector"}}, "spec.tracing.endpoint"),
+    ("DiffusionService", {**BUILT_IN, "tracing": {"endpoint": "collector:4317"}}, "spec.tracing.endpoint"),
+    ("DiffusionService", {**BUILT_IN, "tracing": {**TRACED, "protocol": "UDP"}}, "spec.tracing.protocol"),
+    ("DiffusionService", {**BUILT_IN, "tracing": {**TRACED, "samplePercent": 101}}, "spec.tracing.samplePercent"),
+    ("DiffusionService", {**BUILT_IN, "tracing": {**TRACED, "headers": {}}}, "spec.tracing.headers.secretName"),
+    ("DiffusionService", {**BUILT_IN, "tracing": {**TRACED, "headers": {"secretName": "a", "key": "/"}}}, "key"),
+    ("DiffusionService", {**BUILT_IN, "tracing": {**TRACED, "collector": {"podLabels": {"a": 1}}}}, "podLabels"),
     ("DiffusionService", {**BUILT_IN, "replicas": -1}, "spec.replicas"),
     ("DiffusionService", {**BUILT_IN, "replicas": 2, "autoscaling": {"maxReplicas": 3}}, "no effect with autoscaling"),
     ("DiffusionService", {**BUILT_IN, "autoscaling": {"minReplicas": 3, "maxReplicas": 2}}, "not be more than"),
@@ -131,7 +159,7 @@ async def test_defaults_of_the_api_server_are_those_of_the_model(kube: Kube, nam
     assert SPECS[kind].model_validate(made["spec"]) == SPECS[kind].model_validate(given)
     if kind == "DiffusionService":
         assert made["spec"]["grpc"]["port"] == 50051
-        assert made["spec"]["sharedHostMemory"]["size"] == "1Gi"
+        assert made["spec"]["sharedHostMemory"] == {}
         assert made["spec"]["network"]["allowFrom"] == [{}]
 
 
@@ -257,6 +285,14 @@ def test_a_quantity_is_worth_what_kubernetes_says(text: str, value: float) -> No
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a quantity"):
         quantity_value(text)
+
+
+@pytest.mark.parametrize("value", ["100%", "0%", "50", "half", -1, 1001, 0.5])
+def test_layers_are_a_number_or_a_share(value: object) -> None:
+    with pytest.raises(ValidationError):
+        LayerwiseOffloadSpec.model_validate({"residentLayers": value})
+    for good in (0, 1000, "1%", "99%"):
+        assert LayerwiseOffloadSpec.model_validate({"residentLayers": good}).resident_layers == good
 
 
 def test_the_model_refuses_what_the_schema_refuses() -> None:

@@ -72,8 +72,19 @@ def test_the_last_failure_is_the_newest_over_all_pods() -> None:
     early, late = "2026-09-01T11:00:00Z", "2026-09-01T12:00:00Z"
     failure = last_failure([pod("a", lastState=ended(1, at=late)), pod("b", lastState=ended(137, "OOMKilled", early))])
     assert failure
-    assert failure.pod == "a"
+    assert (failure.pod, failure.container, failure.finished_at) == ("a", "inference", late)
     assert last_failure([pod(state=ended(0, "Completed"))]) is None
+
+
+def test_a_failure_whose_time_nobody_knows_is_older_than_any_other() -> None:
+    """A node that was lost: the kubelet says ContainerStatusUnknown and no time."""
+    lost = {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown", "finishedAt": None}}
+    found = last_failure([pod("a", lastState=ended(1)), pod("b", state=lost)])
+    assert found
+    assert found.pod == "a"
+    alone = last_failure([pod("b", state=lost)])
+    assert alone
+    assert (alone.reason, alone.finished_at) == ("ContainerStatusUnknown", None)
 
 
 def test_a_container_that_recovered_keeps_its_failure_but_not_the_reason() -> None:

@@ -43,7 +43,7 @@ def _within(metric: str, **labels: str) -> str:
 def _glance() -> list[Panel]:
     asked = f"({_within('plan_cache_requests_total')} > 0)"
     requested = f"({_within('pageout_requested_bytes_total')} > 0)"
-    saved = f"sum({of('plan_cache_unloaded_weight_bytes')}) - sum({of('plan_cache_allocated_bytes')})"
+    saved = f"sum({of('plan_cache_unloaded_weight_bytes')}) - sum({of('plan_cache_allocated_bytes', tier='gpu')})"
     return [
         number(
             "Requests without a build",
@@ -64,7 +64,7 @@ def _glance() -> list[Panel]:
         ),
         number(
             "Saved by the plan cache",
-            "Projections that were never loaded, less what the cache itself takes. Metrics: "
+            "Projections that were never loaded, less the slab in their place. Metrics: "
             "sojourn_plan_cache_unloaded_weight_bytes, sojourn_plan_cache_allocated_bytes.",
             "bytes",
             Query(saved),

@@ -161,10 +161,12 @@ def _watching() -> list[Panel]:
             span=8,
         ),
         lines(
-            "Drift and recoveries",
-            "Objects that others changed, by kind, and releases brought out of a cut-off operation. Metrics: "
-            "sojourn_operator_drifted_objects_total, sojourn_operator_release_recoveries_total.",
+            "Resyncs, drift and recoveries",
+            "Listings of everything, by result; objects that others changed, by kind; releases brought out of a "
+            "cut-off operation. Metrics: sojourn_operator_resyncs_total, sojourn_operator_drifted_objects_total, "
+            "sojourn_operator_release_recoveries_total.",
             "ops",
+            Query(f"sum by (result) ({_rate('resyncs_total')})", "resync · {{result}}"),
             Query(f"sum by (kind) ({_rate('drifted_objects_total')}) or vector(0)", "drift · {{kind}}"),
             Query(f"sum({_rate('release_recoveries_total')})", "recoveries"),
             span=8,

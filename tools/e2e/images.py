@@ -15,7 +15,13 @@ from tests.kubernetes import ROOT, program
 from tools import prometheus
 from tools.e2e.programs import Missing, have, run, step, succeeds
 
-NAMES = ("sojourn-inference", "sojourn-residencyd", "sojourn-operator", "sojourn-e2e-prometheus")
+NAMES = (
+    "sojourn-inference",
+    "sojourn-residencyd",
+    "sojourn-operator",
+    "sojourn-e2e-prometheus",
+    "sojourn-e2e-model",
+)
 # What the Containerfiles start from, and what stands in where nothing can be pulled.
 PUBLIC_BASE, PUBLIC_HELM = "docker.io/library/python:3.11-slim-bookworm", "docker.io/alpine/helm:4.3.1"
 LOCAL_BASE, LOCAL_HELM = "localhost/sojourn-e2e-base:bookworm", "localhost/sojourn-e2e-helm:local"
@@ -87,6 +93,7 @@ def build(found: Builder, *, tag: str, folder: Path) -> None:
     with step("images"):
         run(["make", "-C", ROOT, "-j2", "images", *settings])
         _prometheus(found, folder, base, f"localhost/sojourn-e2e-prometheus:{tag}")
+        _model(found, folder, f"localhost/sojourn-e2e-model:{tag}")
 
 
 def archives(found: Builder, *, tag: str, folder: Path) -> list[Path]:
@@ -144,6 +151,13 @@ def _prometheus(found: Builder, folder: Path, base: str, name: str) -> None:
     shutil.copy(binary, context / "prometheus")
     text = f'FROM {base}\nCOPY prometheus /usr/bin/prometheus\nUSER 10001:10001\nENTRYPOINT ["prometheus"]\n'
     _image(found, context, name, text)
+
+
+def _model(found: Builder, folder: Path, name: str) -> None:
+    """The demo model and nothing else, for an image volume."""
+    context = folder / "model"
+    shutil.copytree(ROOT / "models/h3-digits", context / "h3-digits", dirs_exist_ok=True)
+    _image(found, context, name, "FROM scratch\nCOPY --chown=10001:10001 h3-digits /h3-digits\n")
 
 
 def _image(found: Builder, context: Path, name: str, containerfile: str) -> str:

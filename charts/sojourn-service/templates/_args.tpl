@@ -8,6 +8,7 @@ The command lines of both processes. A setting without a value is left out, so t
 - {{ printf "--model-name=%s" . | toJson }}
 {{- end }}
 - --device={{ .Values.device }}
+- --dtype={{ .Values.dtype }}
 - --listen=0.0.0.0:{{ int64 .Values.grpc.port }}
 - --metrics-listen=0.0.0.0:{{ int64 .Values.metrics.port }}
 - --max-waiting={{ int64 .Values.grpc.maxWaiting }}
@@ -31,8 +32,13 @@ The command lines of both processes. A setting without a value is left out, so t
 - --adaln-cache={{ .mode }}
 - --adaln-plans={{ int64 .plans }}
 - --adaln-plan-width={{ int64 .width }}
+{{- if kindIs "invalid" .hostTierBytes | not }}
 - --adaln-host-bytes={{ int64 .hostTierBytes }}
+{{- end }}
 - --adaln-precision={{ .precision }}
+{{- range .families }}
+- --adaln-family={{ .component }}={{ .family }}
+{{- end }}
 {{- if .planStore.hostPath }}
 - --adaln-store=/var/lib/sojourn/plans
 - --adaln-store-bytes={{ int64 .planStore.sizeBytes }}
@@ -44,19 +50,43 @@ The command lines of both processes. A setting without a value is left out, so t
 {{- if ne .residentPolicy "leading" }},policy={{ .residentPolicy }}{{ end }}
 {{- range .components }}
 - --offload={{ .name }}={{ .mode }}{{ include "service.offloadLayers" . }}
+{{- with .residentPolicy }},policy={{ . }}{{ end }}
 {{- end }}
 - --pinning={{ .pinning }}
 - --cold-page-advice={{ .coldPageAdvice }}
 {{- if kindIs "invalid" .nextStageHeadroomBytes | not }}
 - --next-stage-headroom={{ int64 .nextStageHeadroomBytes }}
 {{- end }}
+{{- if kindIs "invalid" .deviceMemoryBytes | not }}
+- --device-memory={{ int64 .deviceMemoryBytes }}
 {{- end }}
+{{- if kindIs "invalid" .hostMemoryBytes | not }}
+- --host-memory={{ int64 .hostMemoryBytes }}
+{{- end }}
+{{- end }}
+{{- with .Values.quality }}
+- --fusions={{ .fusions }}
+{{- if .stepCacheTable.configMapName }}
+- --step-cache-table=/etc/sojourn/quality/{{ .stepCacheTable.key }}
+{{- end }}
+{{- end }}
+- --log-level={{ .Values.logging.level }}
+- --log-format={{ eq .Values.logging.format "text" | ternary "human" "json" }}
 {{- end -}}
 
 {{- /* Numbers of layers behind a mode. Those that are left out are the memory plan's, or the ones for all components. */ -}}
 {{- define "service.offloadLayers" -}}
-{{- if kindIs "invalid" .residentLayers | not }},resident={{ int64 .residentLayers }}{{ end -}}
-{{- if kindIs "invalid" .prefetchLayers | not }},prefetch={{ int64 .prefetchLayers }}{{ end -}}
+{{- if kindIs "invalid" .residentLayers | not }},resident={{ include "service.layers" .residentLayers }}{{ end -}}
+{{- if kindIs "invalid" .prefetchLayers | not }},prefetch={{ include "service.layers" .prefetchLayers }}{{ end -}}
+{{- end -}}
+
+{{- /* A number of layers, or of "50%" the share: the process takes what is below 1 for one. */ -}}
+{{- define "service.layers" -}}
+{{- if kindIs "string" . -}}
+{{ divf (trimSuffix "%" . | int64) 100 | printf "%.2f" }}
+{{- else -}}
+{{ int64 . }}
+{{- end -}}
 {{- end -}}
 
 {{- define "service.residencydArgs" -}}
@@ -66,4 +96,8 @@ The command lines of both processes. A setting without a value is left out, so t
 - --metrics-address=0.0.0.0:{{ int64 .Values.residency.metricsPort }}
 - --floor-seconds={{ int64 .Values.residency.intervalSeconds }}
 - --deep-share={{ divf (int64 .Values.residency.deepScanMillicores) 1000 | printf "%.3f" }}
+- --log-level={{ .Values.logging.level }}
+{{- if eq .Values.logging.format "text" }}
+- --log-text
+{{- end }}
 {{- end -}}

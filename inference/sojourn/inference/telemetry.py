@@ -255,7 +255,7 @@ class _PlanCacheGauges:
             used=now.pages_used, free=now.pages_free,
         )  # fmt: skip
         yield _parts(
-            "sojourn_plan_cache_allocated_bytes", "What the plan cache itself takes.", "tier",
+            "sojourn_plan_cache_allocated_bytes", "The slab, and pages of the host tier that are in memory.", "tier",
             gpu=now.device_bytes, host=now.host_bytes,
         )  # fmt: skip
         yield GaugeMetricFamily(

@@ -67,7 +67,7 @@ def check(item: Object, find: Find, nodes: Nodes) -> Checked:
     if missing:
         return Checked(spec, missing=missing, fault=Fault("PolicyNotFound", f"not found: {', '.join(missing)}"))
     node = nodes.largest(spec.scheduling.node_selector)
-    plan = host_plan(spec, policies, adaln_given=spec.adaln_cache_ref is not None, node=node)
+    plan = host_plan(spec, policies, node=node)
     fault = None if plan.fits else Fault("PlanDoesNotFit", plan.message)
     return Checked(spec, policies, plan, missing, fault)
 

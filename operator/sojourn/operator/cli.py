@@ -12,6 +12,8 @@ import typer
 from sojourn.operator import defaults as defaulting
 from sojourn.operator import logs, process
 from sojourn.operator.admission import WebhookSettings
+from sojourn.operator.certificate import ClientCertificate
+from sojourn.operator.clock import Clock
 from sojourn.operator.errors import BadConfiguration
 from sojourn.operator.helm import HelmSettings
 from sojourn.operator.kube.access import find
@@ -42,6 +44,7 @@ def root() -> None:
 
 @app.command()
 def run(
+    context: typer.Context,
     chart: Annotated[Path, typer.Option(help="Folder of the chart of a service.")] = Path("/charts/sojourn-service"),
     defaults: Annotated[Path, typer.Option(help="File with the settings of the installation.")] = Path(
         "/etc/sojourn/defaults.yaml"
@@ -79,6 +82,10 @@ def run(
     webhook_certificates: Annotated[Path, typer.Option(help="Folder with its tls.crt and tls.key.")] = Path(
         "/etc/sojourn/webhook"
     ),
+    client_certificate: Annotated[
+        Path | None,
+        typer.Option(help="Folder with tls.crt, tls.key and maybe ca.crt, for models that demand a certificate."),
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[LogFormat, typer.Option(help="json or text.")] = LogFormat.TEXT,
 ) -> None:
@@ -107,6 +114,9 @@ def run(
             ),
             backoff=Backoff(),
             webhook=WebhookSettings(_address(webhook_listen), webhook_certificates) if webhook_listen else None,
+            certificate=ClientCertificate(client_certificate) if client_certificate else None,
+            # Whoever calls the command as a function may bring a clock; from a shell it is the machine's.
+            clock=context.obj or Clock(),
         )
         _spare_the_collector()
         asyncio.run(process.run(settings, find(os.environ), defaulting.load(defaults)))

@@ -1,10 +1,11 @@
-"""How the operator may call the model of a service: in plain text, over TLS, with a token, or not at all."""
+"""How the operator may call the model of a service: in plain text, over TLS, with a certificate or a token, or not."""
 
 import base64
 import binascii
 from dataclasses import dataclass
 
-from sojourn.operator.errors import ApiError
+from sojourn.operator.certificate import ClientCertificate
+from sojourn.operator.errors import ApiError, BadConfiguration
 from sojourn.operator.kube.client import SECRETS, Kube
 from sojourn.operator.resources.diffusion_service import TLS, Grpc, Token
 
@@ -16,6 +17,7 @@ class Caller:
     Attributes:
         port: gRPC port of the pods.
         roots: certificates to trust as PEM; None for plain text.
+        certificate: to show to a model that demands one; None for none.
         token: to send along; None for none.
         shut: why nothing can be asked, health included; empty if it can.
         unnamed: why only health can be asked, which needs no token; empty if all can.
@@ -24,6 +26,7 @@ class Caller:
     port: int
     roots: bytes | None = None
     token: str | None = None
+    certificate: ClientCertificate | None = None
     shut: str = ""
     unnamed: str = ""
 
@@ -32,28 +35,51 @@ class _Unusable(Exception):
     """A Secret that does not help, with the reason for people."""
 
 
-async def caller_of(kube: Kube, namespace: str, grpc: Grpc) -> Caller:
+async def caller_of(kube: Kube, namespace: str, grpc: Grpc, own: ClientCertificate | None = None) -> Caller:
     """Reads what the service's Secrets hold, as far as the operator may.
 
-    It may read Secrets only where the installation says so (operator.readServiceSecrets); else health is left to the
-    kubelet's probe, and what needs a token is not asked.
+    It may read Secrets only where the installation says so (operator.readServiceSecrets); else it trusts the authority
+    that comes with its `own` certificate. Where there is neither, health is left to the kubelet's probe; what needs a
+    token that it may not read is not asked.
     """
-    roots, token, shut, unnamed = None, None, "", ""
+    roots, certificate, token, shut, unnamed = None, None, None, "", ""
     try:
-        roots = await _roots(kube, namespace, grpc.tls) if grpc.tls else None
+        if grpc.tls:
+            certificate = _shown(grpc.tls, own)
+            roots = await _roots(kube, namespace, grpc.tls, own)
     except _Unusable as error:
         shut = str(error)
     try:
         token = await _token(kube, namespace, grpc.token) if grpc.token else None
     except _Unusable as error:
         unnamed = str(error)
-    return Caller(grpc.port, roots, token, shut, unnamed)
+    return Caller(grpc.port, roots, token, certificate, shut, unnamed)
 
 
-async def _roots(kube: Kube, namespace: str, tls: TLS) -> bytes:
-    if tls.client_ca == "Required":
-        raise _Unusable("clients must show a certificate, and the operator has none")
-    data = await _read(kube, namespace, tls.secret_name)
+def _shown(tls: TLS, own: ClientCertificate | None) -> ClientCertificate | None:
+    """The certificate to show, to models only that demand one."""
+    if tls.client_ca != "Required":
+        return None
+    if own is None:
+        raise _Unusable(
+            "clients must show a certificate, and the operator has none; set operator.clientCertificate.secretName in "
+            "the operator's chart"
+        )
+    try:
+        own.check()
+    except BadConfiguration as error:
+        raise _Unusable(str(error)) from error
+    return own
+
+
+async def _roots(kube: Kube, namespace: str, tls: TLS, own: ClientCertificate | None) -> bytes:
+    """Whom to trust: the service's Secret says it; where it cannot be read, the operator's own authority."""
+    try:
+        data = await _read(kube, namespace, tls.secret_name)
+    except _Unusable:
+        if own is None or (authority := own.authority()) is None:
+            raise
+        return authority
     found = [data[key] for key in ("ca.crt", "tls.crt") if data.get(key)]
     if not found:
         raise _Unusable(f"Secret {tls.secret_name} holds neither ca.crt nor tls.crt")

@@ -8,9 +8,16 @@ from typing import Any
 from sojourn.operator.defaults import Defaults
 from sojourn.operator.resources import API_VERSION, AdaLNCacheSpec, DiffusionServiceSpec, LayerwiseOffloadSpec
 from sojourn.operator.resources.base import quantity_value
-from sojourn.operator.resources.diffusion_service import Autoscaling, ModelSource, Resources
+from sojourn.operator.resources.diffusion_service import Autoscaling, ModelSource, Quality, Resources
+from sojourn.operator.resources.observability import Tracing
 
 Values = dict[str, Any]
+
+# What people who know of no size of their own are given: enough for the workers of any data loader, and a part of the
+# memory limit that leaves room for the model.
+_SHM = "1Gi"
+_SHM_BYTES = 2**30
+_SHM_SHARE = 0.25
 
 _SWITCH = {"Auto": "auto", "Enabled": "on", "Disabled": "off"}
 
@@ -39,15 +46,19 @@ def desired(owner: Owner, spec: DiffusionServiceSpec, policies: Policies, defaul
         "images": _images(spec, defaults),
         "model": _model(owner, spec),
         "device": spec.device.lower(),
+        "dtype": spec.dtype.lower(),
         "replicas": spec.replicas,
         "autoscaling": _autoscaling(spec.autoscaling),
         "adaln": _adaln(policies.adaln),
         "offload": _offload(policies.offload),
         "resources": _resources(spec.resources),
-        "shmSize": spec.shared_host_memory.size,
+        "shmSize": shm_size(spec),
         "scheduling": _scheduling(spec),
         "grpc": _grpc(spec),
         "metrics": {"podMonitor": defaults.pod_monitor},
+        "quality": _quality(spec.quality),
+        "logging": {"level": spec.logging.level.lower(), "format": spec.logging.format.lower()},
+        "tracing": _tracing(spec.tracing),
         "residency": _residency(spec),
         "network": _network(spec, defaults),
         "loadTimeoutSeconds": spec.load_timeout_seconds,
@@ -60,6 +71,15 @@ def desired(owner: Owner, spec: DiffusionServiceSpec, policies: Policies, defaul
 def canonical(values: object) -> str:
     """JSON that is equal for equal content."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"))
+
+
+def shm_size(spec: DiffusionServiceSpec) -> str:
+    """Size of /dev/shm: as asked for, else a default that no memory limit is too small for."""
+    if spec.shared_host_memory.size is not None:
+        return spec.shared_host_memory.size
+    limit = spec.resources.limits.get("memory")
+    share = _SHM_BYTES if limit is None else int(quantity_value(limit) * _SHM_SHARE)
+    return _SHM if share >= _SHM_BYTES else str(share)
 
 
 def _images(spec: DiffusionServiceSpec, defaults: Defaults) -> Values:
@@ -117,8 +137,12 @@ def _adaln(policy: AdaLNCacheSpec) -> Values:
         "mode": _SWITCH[policy.mode],
         "plans": policy.plans,
         "width": policy.width,
-        "hostTierBytes": _bytes(policy.host_tier_size),
+        "hostTierBytes": _bytes_if_given(policy.host_tier_size),
         "precision": policy.precision.lower(),
+        "families": [
+            {"component": override.component, "family": override.family}
+            for override in sorted(policy.families, key=lambda override: override.component)
+        ],
         "planStore": {"hostPath": store.host_path, "sizeBytes": _bytes(store.size)} if store else {"hostPath": ""},
     }
 
@@ -131,13 +155,16 @@ def _offload(policy: LayerwiseOffloadSpec) -> Values:
         "residentPolicy": policy.resident_policy.lower(),
         "pinning": _SWITCH[policy.pinning],
         "coldPageAdvice": _SWITCH[policy.cold_page_advice],
-        "nextStageHeadroomBytes": None if policy.next_stage_headroom is None else _bytes(policy.next_stage_headroom),
+        "nextStageHeadroomBytes": _bytes_if_given(policy.next_stage_headroom),
+        "deviceMemoryBytes": _bytes_if_given(policy.device_memory),
+        "hostMemoryBytes": _bytes_if_given(policy.host_memory),
         "components": [
             {
                 "name": component.name,
                 "mode": component.mode.lower(),
                 "residentLayers": component.resident_layers,
                 "prefetchLayers": component.prefetch_layers,
+                "residentPolicy": (component.resident_policy or "").lower(),
             }
             for component in sorted(policy.components, key=lambda component: component.name)
         ],
@@ -178,6 +205,30 @@ def _grpc(spec: DiffusionServiceSpec) -> Values:
     }
 
 
+def _quality(quality: Quality) -> Values:
+    table = quality.step_cache_table
+    return {
+        "fusions": _SWITCH[quality.fusions],
+        "stepCacheTable": {"configMapName": table.config_map_name, "key": table.key}
+        if table
+        else {"configMapName": "", "key": "measured.json"},
+    }
+
+
+def _tracing(tracing: Tracing | None) -> Values:
+    """Without an endpoint there are no traces, whatever else is said."""
+    if tracing is None:
+        return {"endpoint": ""}
+    headers = tracing.headers
+    return {
+        "endpoint": tracing.endpoint,
+        "protocol": tracing.protocol.lower(),
+        "samplePercent": tracing.sample_percent,
+        "headers": {"secretName": headers.secret_name, "key": headers.key} if headers else {"secretName": ""},
+        "collector": tracing.collector.model_dump(by_alias=True) if tracing.collector else None,
+    }
+
+
 def _residency(spec: DiffusionServiceSpec) -> Values:
     residency = spec.residency
     resources = {"requests": dict(residency.resources.requests), "limits": dict(residency.resources.limits)}
@@ -197,6 +248,11 @@ def _network(spec: DiffusionServiceSpec, defaults: Defaults) -> Values:
         },
         "monitoringNamespaceLabels": defaults.monitoring_namespace_labels,
     }
+
+
+def _bytes_if_given(quantity: str | None) -> int | None:
+    """What is left out is left to the process."""
+    return None if quantity is None else _bytes(quantity)
 
 
 def _bytes(quantity: str) -> int:

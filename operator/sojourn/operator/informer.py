@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import kopf
 from sojourn.operator.cache import WATCHED, Cache, Key, key_of, last_changed_by, policy_keys, shape, wish
+from sojourn.operator.clock import Clock
 from sojourn.operator.kube.client import DEPLOYMENTS, DIFFUSION_SERVICES, NETWORK_POLICIES, SERVICES, Object, Resource
 from sojourn.operator.naming import FINALIZER, HELM_MANAGER, INSTANCE_LABEL, WORKLOAD_SELECTOR, service_name
 from sojourn.operator.queueing import KeyedQueue
@@ -186,7 +187,7 @@ class _NoProgress(kopf.ProgressStorage):
         return essence
 
 
-def settings() -> kopf.OperatorSettings:
+def settings(clock: Clock) -> kopf.OperatorSettings:
     """Kopf's settings: no writes of its own, and watches that end and begin anew."""
     chosen = kopf.OperatorSettings()
     chosen.persistence.diffbase_storage = _NoDiffs()
@@ -194,7 +195,8 @@ def settings() -> kopf.OperatorSettings:
     chosen.peering.standalone = True
     chosen.posting.enabled = False
     chosen.scanning.disabled = True
-    chosen.watching.server_timeout = 600
+    # The API server takes whole seconds.
+    chosen.watching.server_timeout = round(clock.on_the_machine(600))
     chosen.networking.request_timeout = 30
     for child in CHILDREN:
         chosen.watching.label_selectors[child.plural] = WORKLOAD_SELECTOR

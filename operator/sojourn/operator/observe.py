@@ -149,11 +149,13 @@ def _adaln(infos: Sequence[inference_pb2.GetInfoResponse]) -> AdaLNStatus | None
         return None
     served = sum(cache.requests.get(result, 0) for cache in caches for result in _SERVED)
     builds = sum(cache.requests.get("built", 0) for cache in caches)
-    saved = sum(cache.unloaded_weight_bytes - cache.device_bytes - cache.host_bytes for cache in caches)
+    # The rows of the host tier lie in another memory than the weights would: they are told beside, not taken off.
+    saved = sum(cache.unloaded_weight_bytes - cache.device_bytes for cache in caches)
     return AdaLNStatus(
         hit_ratio=f"{100 * (served - builds) / served:.0f}" if served else "",
         builds=builds,
-        saved=human(rounded(max(0, saved))),
+        saved=human(rounded(saved)),
+        host_tier=human(rounded(sum(cache.host_bytes for cache in caches))),
     )
 
 

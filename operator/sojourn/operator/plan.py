@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sojourn.operator.desired import Policies
+from sojourn.operator.desired import Policies, shm_size
 from sojourn.operator.nodes import Node
 from sojourn.operator.resources import DiffusionServiceSpec
 from sojourn.operator.resources.base import quantity_value
@@ -31,11 +31,13 @@ class HostPlan:
     Attributes:
         parts: name and quantity of each.
         limit: the memory limit; None where there is none.
+        budget: what the model was told to take of the host; None where it takes what is there.
         node: the largest node that may run it; None where that is not known.
     """
 
     parts: tuple[tuple[str, str], ...]
     limit: str | None
+    budget: str | None = None
     node: Node | None = None
 
     @property
@@ -51,8 +53,21 @@ class HostPlan:
     @property
     def obstacle(self) -> str:
         """What is too small, with what to change; empty if nothing is."""
-        if self.limit is not None and self.needed_bytes >= quantity_value(self.limit):
+        return self._over_limit() or self._over_node()
+
+    def _over_limit(self) -> str:
+        if self.limit is None:
+            return ""
+        if self.needed_bytes >= quantity_value(self.limit):
             return f"the memory limit of {self.limit}: raise resources.limits.memory, or lower what is asked for"
+        if self.budget is not None and quantity_value(self.budget) > quantity_value(self.limit):
+            return (
+                f"the memory limit of {self.limit} beside hostMemory {self.budget}, which the model would take and be "
+                "killed for: raise resources.limits.memory, or lower hostMemory in the LayerwiseOffload"
+            )
+        return ""
+
+    def _over_node(self) -> str:
         if self.node and self.needed_bytes >= quantity_value(self.node.memory):
             return (
                 f"the {human(quantity_value(self.node.memory))} allocatable on {self.node.name}, the largest node "
@@ -71,23 +86,22 @@ class HostPlan:
         return f"{parts} ({human(self.needed_bytes)} in all) fit the memory limit of {self.limit}"
 
 
-def host_plan(
-    spec: DiffusionServiceSpec, policies: Policies, *, adaln_given: bool, node: Node | None = None
-) -> HostPlan:
+def host_plan(spec: DiffusionServiceSpec, policies: Policies, *, node: Node | None = None) -> HostPlan:
     """The host memory that a service is asked to use besides its weights.
+
+    A host tier whose size nobody chose is not asked for: the engine gives it what the weights leave free.
 
     Args:
         spec: of the service.
         policies: that it follows.
-        adaln_given: whether somebody chose the host tier's size. The engine shrinks the default to what is there.
         node: the largest that may run it.
     """
-    parts = [("sharedHostMemory", spec.shared_host_memory.size)]
-    if adaln_given and policies.adaln.mode != "Disabled":
+    parts = [("sharedHostMemory", shm_size(spec))]
+    if policies.adaln.host_tier_size and policies.adaln.mode != "Disabled":
         parts.append(("hostTier", policies.adaln.host_tier_size))
     if policies.offload.next_stage_headroom:
         parts.append(("nextStageHeadroom", policies.offload.next_stage_headroom))
-    return HostPlan(tuple(parts), spec.resources.limits.get("memory"), node)
+    return HostPlan(tuple(parts), spec.resources.limits.get("memory"), policies.offload.host_memory, node)
 
 
 def overdrawn(spaces: Sequence[Space]) -> str:
@@ -101,6 +115,8 @@ def overdrawn(spaces: Sequence[Space]) -> str:
 
 def human(size: float) -> str:
     """Bytes for people, with three significant digits at most."""
+    if size < 0:
+        return f"-{human(-size)}"
     for unit in ("", "Ki", "Mi", "Gi"):
         if size < 1000:
             return f"{size:.3g}{unit}"

@@ -14,6 +14,7 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from sojourn.operator.certificate import ClientCertificate
 from sojourn.operator.credentials import Caller
 from sojourn.operator.kube.client import Object
 from sojourn.v1 import inference_pb2, inference_pb2_grpc, residency_pb2, residency_pb2_grpc
@@ -70,7 +71,7 @@ async def _model(address: str, caller: Caller) -> tuple[Health, inference_pb2.Ge
     if caller.shut:
         return Health.UNASKED, None
     try:
-        async with _channel(address, caller.port, caller.roots) as channel:
+        async with _channel(address, caller.port, caller.roots, caller.certificate) as channel:
             health = await _health(channel)
             return health, None if caller.unnamed else await _info(channel, caller.token)
     except (OSError, TimeoutError, ssl.SSLError):
@@ -107,20 +108,23 @@ async def _answered(call: Awaitable[Answer]) -> Answer | None:
 
 
 @asynccontextmanager
-async def _channel(address: str, port: int, roots: bytes | None) -> AsyncIterator[grpc.aio.Channel]:
+async def _channel(
+    address: str, port: int, roots: bytes | None, own: ClientCertificate | None = None
+) -> AsyncIterator[grpc.aio.Channel]:
     host = f"[{address}]" if ":" in address else address
     if roots is None:
         async with grpc.aio.insecure_channel(f"{host}:{port}", options=_OPTIONS) as channel:
             yield channel
         return
     # Certificates name the address that clients call, never that of a pod.
-    named = (("grpc.ssl_target_name_override", await _certified_name(address, port, roots)),)
-    credentials = grpc.ssl_channel_credentials(roots)
+    named = (("grpc.ssl_target_name_override", await _certified_name(address, port, roots, own)),)
+    pair = (own.key.read_bytes(), own.chain.read_bytes()) if own else (None, None)
+    credentials = grpc.ssl_channel_credentials(roots, *pair)
     async with grpc.aio.secure_channel(f"{host}:{port}", credentials, options=(*_OPTIONS, *named)) as channel:
         yield channel
 
 
-async def _certified_name(address: str, port: int, roots: bytes) -> str:
+async def _certified_name(address: str, port: int, roots: bytes, own: ClientCertificate | None) -> str:
     """A name that the certificate of a server is for, once it is known to be signed by what is trusted.
 
     Raises:
@@ -131,6 +135,8 @@ async def _certified_name(address: str, port: int, roots: bytes) -> str:
     # A certificate may be trusted itself, without the authority that has signed it.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.set_alpn_protocols(["h2"])
+    if own:
+        context.load_cert_chain(own.chain, own.key)
     async with asyncio.timeout(TIMEOUT_SECONDS):
         _, writer = await asyncio.open_connection(address, port, ssl=context, server_hostname="")
     certificate = writer.get_extra_info("peercert") or {}

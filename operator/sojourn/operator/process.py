@@ -5,7 +5,7 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -24,6 +24,8 @@ from sojourn.operator import logs
 from sojourn.operator.admission import Admission, WebhookSettings
 from sojourn.operator.admission import serve as serve_admission
 from sojourn.operator.cache import WATCHED, Cache, Key
+from sojourn.operator.certificate import ClientCertificate
+from sojourn.operator.clock import Clock
 from sojourn.operator.defaults import Defaults
 from sojourn.operator.errors import OperatorError
 from sojourn.operator.helm import Helm, HelmSettings
@@ -68,6 +70,8 @@ class Settings:
         pace: how often things are looked at.
         backoff: pauses after failed passes.
         webhook: where admission is served; None for nowhere.
+        certificate: shown to models that demand one; None for none.
+        clock: by which all of these intervals are counted.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -78,6 +82,8 @@ class Settings:
     pace: Pace = field(default_factory=Pace)
     backoff: Backoff = field(default_factory=Backoff)
     webhook: WebhookSettings | None = None
+    certificate: ClientCertificate | None = None
+    clock: Clock = field(default_factory=Clock)
 
 
 @dataclass
@@ -85,16 +91,16 @@ class Heartbeat:
     """When the last resync ended. An idle cluster sends nothing for hours, so only this tells deafness from peace."""
 
     resync_seconds: tuple[float, float]
-    clock: Callable[[], float] = time.monotonic
+    clock: Clock = field(default_factory=Clock)
     last: float | None = None
 
     def beat(self) -> None:
         """A resync has ended well."""
-        self.last = self.clock()
+        self.last = self.clock.now()
 
     def healthy(self) -> bool:
         """Whether the last resync is no older than one and a half of the longest pause."""
-        return self.last is not None and self.clock() - self.last < 1.5 * self.resync_seconds[1]
+        return self.last is not None and self.clock.now() - self.last < 1.5 * self.resync_seconds[1]
 
 
 class Operator:
@@ -113,8 +119,8 @@ class Operator:
         self.kube = Kube(session, access.server, on_write=self._on_write)
         self.nodes = Nodes(self.kube, enabled=defaults.check_nodes and not settings.namespaces)
         self.cache = Cache()
-        self.queue: KeyedQueue[Key] = KeyedQueue(settings.backoff)
-        self.heartbeat = Heartbeat(settings.resync_seconds)
+        self.queue: KeyedQueue[Key] = KeyedQueue(settings.backoff, settings.clock)
+        self.heartbeat = Heartbeat(settings.resync_seconds, settings.clock)
         self.book = RecordBook(self.kube, "secret" if settings.helm.driver == "secret" else "configmap")
         helm = Helm(settings.helm, observe=self.telemetry.helm_call)
         releases = Releases(self.kube, helm, self.book, chart_digest=chart_digest(settings.helm.chart))
@@ -126,8 +132,10 @@ class Operator:
             chart=chart_label(settings.helm.chart),
             telemetry=self.telemetry,
             nodes=self.nodes,
-            writer=Writer(self.kube, self.cache, settings.pace.observe_seconds),
+            writer=Writer(self.kube, self.cache, settings.pace.observe_seconds, settings.clock),
             pace=settings.pace,
+            certificate=settings.certificate,
+            clock=settings.clock,
         )
         self.admission = Admission(self.kube, self.cache, self.nodes, self.telemetry)
         self.informer = informing.Informer(self.cache, self.queue, self.telemetry, self.reconciler.suspects)
@@ -147,7 +155,7 @@ class Operator:
                 registry=self._registry,
                 # Else kopf asks for the user's name, which a container's user has not.
                 identity=cast(Any, "sojourn-operator"),
-                settings=informing.settings(),
+                settings=informing.settings(self.settings.clock),
                 stop_flag=stop,
                 **informing.scope(self.settings.namespaces),
             )
@@ -166,7 +174,7 @@ class Operator:
                 failures += 1
                 pause = self.settings.backoff.pause(failures)
                 logger.warning("first listing: %s (again in %.0f s)", error, pause)
-                await asyncio.sleep(pause)
+                await self.settings.clock.sleep(pause)
 
     async def resync(self, *, suspect: bool) -> None:
         """Lists every kind once: what is gone is dropped, what was missed is found.
@@ -240,11 +248,14 @@ class Operator:
 
     async def _resync_forever(self) -> None:
         while True:
-            await asyncio.sleep(random.uniform(*self.settings.resync_seconds))
+            await self.settings.clock.sleep(random.uniform(*self.settings.resync_seconds))
             try:
                 await self.resync(suspect=True)
             except OperatorError as error:
+                self.telemetry.resyncs.labels("failed").inc()
                 logger.warning("resync: %s", error)
+            else:
+                self.telemetry.resyncs.labels("completed").inc()
 
     async def _count_forever(self) -> None:
         while True:
@@ -253,7 +264,8 @@ class Operator:
 
     def _oldest_pending(self) -> float | None:
         due = self.queue.oldest_due()
-        return None if due is None else time.time() - (asyncio.get_running_loop().time() - due)
+        clock = self.settings.clock
+        return None if due is None else time.time() - clock.on_the_machine(clock.now() - due)
 
     def snapshot(self) -> Snapshot:
         """States of the cached resources, for the metrics."""
@@ -305,8 +317,14 @@ def pages(operator: Operator) -> web.Application:
 
 
 async def run(settings: Settings, access: Access, defaults: Defaults, stop: asyncio.Event | None = None) -> None:
-    """Runs the operator until it is told to stop."""
-    if sys.version_info < (3, 12):  # where it is the default
+    """Runs the operator until it is told to stop.
+
+    Raises:
+        BadConfiguration: a certificate cannot be used.
+    """
+    if settings.certificate:
+        settings.certificate.check()
+    if sys.version_info < (3, 12):  # Where it is the default; until then asyncio takes a thread for each helm process.
         watcher = asyncio.PidfdChildWatcher()
         watcher.attach_loop(asyncio.get_running_loop())
         asyncio.set_child_watcher(watcher)

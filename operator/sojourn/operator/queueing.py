@@ -12,6 +12,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from sojourn.operator.clock import Clock
+
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -32,10 +34,10 @@ class Backoff:
 class KeyedQueue(Generic[Key]):
     """Keys to work on."""
 
-    def __init__(self, backoff: Backoff | None = None, clock: Callable[[], float] | None = None) -> None:
-        """Starts empty. `clock` defaults to the running loop's."""
+    def __init__(self, backoff: Backoff | None = None, clock: Clock | None = None) -> None:
+        """Starts empty."""
         self._backoff = backoff or Backoff()
-        self._clock = clock or (lambda: asyncio.get_running_loop().time())
+        self._clock = clock or Clock()
         self._numbers = itertools.count()
         self._heap: list[tuple[float, int, Key]] = []
         self._due: dict[Key, float] = {}
@@ -46,7 +48,7 @@ class KeyedQueue(Generic[Key]):
 
     def add(self, key: Key, *, after: float = 0.0) -> None:
         """Asks for a pass in `after` seconds. Of several wishes for one key the earliest counts."""
-        due = self._clock() + after
+        due = self._clock.now() + after
         if key in self._due and self._due[key] <= due:
             return
         self._due[key] = due
@@ -83,10 +85,7 @@ class KeyedQueue(Generic[Key]):
                 del self._due[key]
                 self._held.add(key)
                 return key
-            try:
-                await asyncio.wait_for(self._moved.wait(), wait)
-            except TimeoutError:
-                continue
+            await self._clock.wait(self._moved, wait)
 
     def done(self, key: Key) -> None:
         """Ends the hold that `take` began."""
@@ -118,12 +117,12 @@ class KeyedQueue(Generic[Key]):
 
     def waiting(self) -> int:
         """Keys that are due now and not held."""
-        now = self._clock()
+        now = self._clock.now()
         return sum(due <= now and key not in self._held for key, due in self._due.items())
 
     def oldest_due(self) -> float | None:
         """When the key that waits longest was due, by the clock; None if none waits."""
-        now = self._clock()
+        now = self._clock.now()
         return min((due for key, due in self._due.items() if due <= now and key not in self._held), default=None)
 
     def _advance(self) -> "_Ready[Key] | float | None":
@@ -132,7 +131,7 @@ class KeyedQueue(Generic[Key]):
             due, _, key = self._heap[0]
             if self._due.get(key) != due or key in self._held:
                 heapq.heappop(self._heap)  # superseded, dropped, or put back by `done`
-            elif (wait := due - self._clock()) > 0:
+            elif (wait := due - self._clock.now()) > 0:
                 return wait
             else:
                 heapq.heappop(self._heap)

@@ -5,12 +5,12 @@ can be begun anew at any point. No phase is remembered between passes.
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
 
 from sojourn.operator.cache import Cache, Key
+from sojourn.operator.certificate import ClientCertificate
 from sojourn.operator.checks import check
+from sojourn.operator.clock import Clock
 from sojourn.operator.conditions import READY, RELEASED, Verdict, find
 from sojourn.operator.credentials import caller_of
 from sojourn.operator.defaults import Defaults
@@ -75,8 +75,8 @@ class _Refusal:
 
     inputs: str
     block: Block
-    until: datetime
-    pause: timedelta
+    until: float
+    pause_seconds: float
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,12 @@ class Reconciler:
     nodes: Nodes
     writer: Writer
     pace: Pace = field(default_factory=Pace)
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    certificate: ClientCertificate | None = None
+    clock: Clock = field(default_factory=Clock)
     # Deployments or whole services whose objects are to be compared with their manifest at the next pass.
     suspects: set[Key] = field(default_factory=set)
     _refusals: dict[Key, _Refusal] = field(default_factory=dict)
-    _looked: dict[Key, datetime] = field(default_factory=dict)
+    _looked: dict[Key, float] = field(default_factory=dict)
     _failed_deletes: dict[Key, int] = field(default_factory=dict)
 
     async def reconcile(self, key: Key) -> float | None:
@@ -193,7 +194,7 @@ class Reconciler:
             )
             return replace(findings, released=verdict, in_place=in_place, block=suspended), Outcome()
         refusal = self._refusals.get(key)
-        if refusal and refusal.inputs == target.inputs and self.now() < refusal.until and not wish.forced:
+        if refusal and refusal.inputs == target.inputs and self.clock.now() < refusal.until and not wish.forced:
             return replace(findings, block=refusal.block), Outcome()
         try:
             return await self._settle(key, item, findings, wish)
@@ -246,11 +247,11 @@ class Reconciler:
     def _refused(self, key: Key, findings: Findings, target: Target, error: Permanent) -> Findings:
         """Remembers what was refused: trying it again at once would change nothing."""
         before = self._refusals.get(key)
-        pause = timedelta(seconds=self.pace.refused_seconds)
+        pause = self.pace.refused_seconds
         if before and before.inputs == target.inputs:
-            pause = min(before.pause * 2, timedelta(seconds=self.pace.refused_cap_seconds))
+            pause = min(before.pause_seconds * 2, self.pace.refused_cap_seconds)
         block = Block(error.reason, str(error))
-        self._refusals[key] = _Refusal(target.inputs, block, self.now() + pause, pause)
+        self._refusals[key] = _Refusal(target.inputs, block, self.clock.now() + pause, pause)
         return replace(findings, block=block, released=Verdict(RELEASED, "False", error.reason, str(error)))
 
     def _stay(self, key: Key, item: Object, findings: Findings) -> Findings:
@@ -278,8 +279,8 @@ class Reconciler:
 
     async def _view(self, key: Key, item: Object, pods: list[Object]) -> View:
         spec = DiffusionServiceSpec.model_validate(item["spec"])
-        caller = await caller_of(self.kube, key.namespace, spec.grpc)
-        self._looked[key] = self.now()
+        caller = await caller_of(self.kube, key.namespace, spec.grpc, self.certificate)
+        self._looked[key] = self.clock.now()
         return summarise(await look(pods, caller), obstacle=caller.shut or caller.unnamed)
 
     def _was_ready(self, key: Key, item: Object) -> bool:
@@ -289,7 +290,7 @@ class Reconciler:
 
     def _look_due(self, key: Key) -> bool:
         last = self._looked.get(key)
-        return last is None or self.now() - last >= timedelta(seconds=self.pace.observe_seconds)
+        return last is None or self.clock.now() - last >= self.pace.observe_seconds
 
     def _next_look(self, findings: Findings, outcome: Outcome) -> float | None:
         if outcome.wait_seconds is not None:

@@ -25,6 +25,7 @@ from sojourn.operator.plan import HostPlan, Space, human, overdrawn
 from sojourn.operator.resources import DiffusionServiceSpec
 from sojourn.operator.resources.status import (
     DiffusionServiceStatus,
+    FailureStatus,
     MemoryPlanEntry,
     PolicyStatus,
     ReleaseStatus,
@@ -84,11 +85,16 @@ class Findings:
 def service_status(before: DiffusionServiceStatus, service: Object, findings: Findings, *, now: str) -> Object:
     """The status of a service after a pass, as JSON."""
     generation = service["metadata"]["generation"]
+    conditions = merge(before.conditions, _verdicts(before, service, findings), generation=generation, now=now)
+    ready = find(conditions, READY)
     status = before.model_copy(
         update={
             "observed_generation": generation,
-            "conditions": merge(
-                before.conditions, _verdicts(before, service, findings), generation=generation, now=now
+            "conditions": conditions,
+            "last_failure": _failure(
+                before.last_failure,
+                findings.workload.failure if findings.workload else None,
+                recovered_at=now if ready and ready.status == "True" else None,
             ),
             **_identity(service),
             **_counts(findings.workload),
@@ -155,7 +161,11 @@ def dump(status: DiffusionServiceStatus | PolicyStatus) -> Object:
 
 def changes(before: Object, after: Object) -> Object:
     """The merge patch from one status to another; empty where they are equal."""
-    changed: dict[str, Any] = {key: value for key, value in after.items() if before.get(key) != value}
+    changed: dict[str, Any] = {
+        key: changes(before[key], value) if isinstance(before.get(key), dict) and isinstance(value, dict) else value
+        for key, value in after.items()
+        if before.get(key) != value
+    }
     return changed | {key: None for key in before if key not in after}
 
 
@@ -270,13 +280,29 @@ def _identity(service: Object) -> dict[str, Any]:
 def _counts(workload: Workload | None) -> dict[str, Any]:
     if workload is None:
         return {}
-    counts: dict[str, Any] = {
+    return {
         "replicas": workload.existing,
         "ready_replicas": workload.serving,
         "updated_replicas": workload.updated,
         "replicas_summary": f"{workload.serving}/{workload.wanted}",
     }
-    return counts | ({"last_failure": workload.failure} if workload.failure else {})
+
+
+def _failure(
+    known: FailureStatus | None, seen: FailureStatus | None, *, recovered_at: str | None
+) -> FailureStatus | None:
+    """The newer one of two failures, which is over as soon as the service is Ready.
+
+    Args:
+        known: told before. Its pod may be gone, and what other pods keep of older ones is no news.
+        seen: the newest that the pods tell of now.
+        recovered_at: now, where the service is Ready.
+    """
+    is_news = seen and (known is None or (seen.finished_at or "") > (known.finished_at or ""))
+    newest = seen if is_news else known
+    if newest is None or newest.recovered_at is not None:
+        return newest
+    return newest.model_copy(update={"recovered_at": recovered_at})
 
 
 def _figures(before: DiffusionServiceStatus, service: Object, findings: Findings) -> dict[str, Any]:

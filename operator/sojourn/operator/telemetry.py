@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 RECONCILE_RESULTS = ("unchanged", "applied", "retried", "failed")
 ADMISSION_RESULTS = ("allowed", "refused")
+RESYNC_RESULTS = ("completed", "failed")
 HELM_VERBS = ("template", "upgrade", "rollback", "uninstall")
 WRITES = ("status", "metadata", "event", "object", "dry_run")
 KINDS = ("DiffusionService", "AdaLNCache", "LayerwiseOffload")
@@ -63,6 +64,12 @@ class Telemetry:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self.resyncs = Counter(
+            "sojourn_operator_resyncs",
+            "Listings of everything after the first one.",
+            ("result",),
+            registry=self.registry,
+        )
         self.helm_calls = Counter("sojourn_operator_helm_calls", "Helm processes.", ("verb",), registry=self.registry)
         self.helm_failures = Counter(
             "sojourn_operator_helm_failures", "Helm processes that failed.", ("verb",), registry=self.registry
@@ -108,6 +115,8 @@ class Telemetry:
             self.helm_calls.labels(verb)
             self.helm_failures.labels(verb)
             self.helm_seconds.labels(verb)
+        for result in RESYNC_RESULTS:
+            self.resyncs.labels(result)
         for result in ADMISSION_RESULTS:
             self.admissions.labels(result)
         for what in WRITES:

@@ -101,7 +101,7 @@ def _refused(deployment: Object) -> tuple[str, str] | None:
 def last_failure(pods: Sequence[Object]) -> FailureStatus | None:
     """The newest end of a container with a code other than 0."""
     ended = [failure for pod in pods for failure in _failures(pod)]
-    return max(ended, key=lambda failure: failure.time, default=None)
+    return max(ended, key=lambda failure: failure.finished_at or "", default=None)
 
 
 def _failures(pod: Object) -> Iterator[FailureStatus]:
@@ -115,7 +115,7 @@ def _failures(pod: Object) -> Iterator[FailureStatus]:
                     exit_code=ended["exitCode"],
                     container=container["name"],
                     pod=pod["metadata"]["name"],
-                    time=ended.get("finishedAt") or "",
+                    finished_at=ended.get("finishedAt"),
                 )
 
 

@@ -3,9 +3,10 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from sojourn.operator.cache import Cache, Key
+from sojourn.operator.clock import Clock
 from sojourn.operator.conditions import PLAN_FITS, POLICY_RESOLVED, READY, STALLED, find, transitions
 from sojourn.operator.errors import ApiError
 from sojourn.operator.kube.client import (
@@ -38,14 +39,16 @@ class Writer:
         kube: the API server.
         cache: what was last seen.
         figures_seconds: between two writes of figures alone.
-        now: the time.
+        clock: by which they are counted.
+        now: the time of day.
     """
 
     kube: Kube
     cache: Cache
     figures_seconds: float
+    clock: Clock = field(default_factory=Clock)
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    _written: dict[Key, datetime] = field(default_factory=dict)
+    _written: dict[Key, float] = field(default_factory=dict)
 
     def stamp(self) -> str:
         """The time as the API writes it."""
@@ -77,7 +80,7 @@ class Writer:
         body = {"status": changed}
         answer = await self.kube.merge(_BY_KIND[key.kind], key.namespace, key.name, body, subresource="status")
         self.cache.put(key, answer)
-        self._written[key] = self.now()
+        self._written[key] = self.clock.now()
         if key.kind == DIFFUSION_SERVICES.kind:
             await self._tell_transitions(key, before, status)
 
@@ -105,7 +108,7 @@ class Writer:
 
     def _due(self, key: Key) -> bool:
         last = self._written.get(key)
-        return last is None or self.now() - last >= timedelta(seconds=self.figures_seconds)
+        return last is None or self.clock.now() - last >= self.figures_seconds
 
     async def _patch(self, key: Key, item: Object, operation: Object) -> Object:
         """A JSON patch that holds for this very version of the object only."""

@@ -1085,9 +1085,9 @@ class PlanCacheInfo(_message.Message):
     unloaded_weight_bytes: _builtins.int
     """Bytes of the projections that were never loaded."""
     device_bytes: _builtins.int
-    """Bytes that the cache takes on the device."""
+    """Bytes that the cache takes on the device; what it saves is unloaded_weight_bytes less these."""
     host_bytes: _builtins.int
-    """Bytes that the cache takes on the host."""
+    """Bytes of its host tier that are in memory."""
     @_builtins.property
     def requests(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Transactions by result: hit, host, store, built, refused and so on, as in sojourn_plan_cache_requests_total."""

@@ -176,6 +176,20 @@ def test_pages_that_were_written_before_need_no_new_memory() -> None:
     assert rig.cache.host.plans == keys(0.2)
 
 
+def test_what_the_tier_takes_is_what_was_ever_written_and_all_of_it_where_locked() -> None:
+    rig = make_rig(plans=4, pages=4)
+    page = rig.cache.slab.table.row_bytes
+    assert rig.cache.snapshot().host_bytes == 0, "address space is no memory"
+    rig.build([0.1, 0.2])
+    assert rig.cache.snapshot().host_bytes == 2 * page
+    for value in (0.3, 0.4, 0.5, 0.6, 0.7):
+        rig.build([value])
+    assert rig.cache.snapshot().host_bytes == 4 * page
+    rig.cache.invalidate()
+    assert rig.cache.snapshot().host_bytes == 4 * page, "pages that were written stay in memory"
+    assert HostTier(TABLE, 13, pinned=True, allocate=Ladder(lockable=13)).nbytes == 13 * TABLE.row_bytes
+
+
 class Ladder:
     """Refuses to lock more than some pages."""
 

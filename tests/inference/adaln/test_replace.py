@@ -127,9 +127,9 @@ def test_a_linear_that_runs_more_often_than_known_says_so() -> None:
     _, cursor = mounted(rig)
     rig.build([0.1])
     cursor.begin(step(0.1))
-    cursor.rows("norm_out.modulation")
+    cursor.rows("norm_out.modulation", torch.empty(1, 8))
     with pytest.raises(PlanMissing, match="call 2 in one forward, plans are known for 1"):
-        cursor.rows("norm_out.modulation")
+        cursor.rows("norm_out.modulation", torch.empty(1, 8))
 
 
 def test_a_second_call_reads_the_second_plan() -> None:
@@ -142,7 +142,7 @@ def test_a_second_call_reads_the_second_plan() -> None:
     rig.cache.family = replace(TOY, calls=twice)
     rig.build([0.25])
     cursor.begin(step(0.25))
-    first, second = cursor.rows("norm_out.modulation"), cursor.rows("norm_out.modulation")
+    first, second = (cursor.rows("norm_out.modulation", torch.empty(1, 8)) for _ in range(2))
     cursor.end()
     rig.cache.family = TOY
     assert torch.equal(first, rig.rows("norm_out.modulation", 0.25))

@@ -16,6 +16,7 @@ from sojourn.inference.adaln.replace import projections_of, stand_ins
 from sojourn.inference.adaln.settings import Mode, PlanCacheSettings, Precision
 from sojourn.inference.adaln.table import Projection, Table
 from sojourn.inference.adaln.worth import check_worth, slab_bytes
+from sojourn.inference.offload.options import OffloadOptions
 from sojourn.inference.pipeline import DeviceChoice, Pipeline, load_pipeline
 from sojourn.inference.requests import OutputFormat
 
@@ -122,6 +123,13 @@ def test_host_bytes_are_shared_by_the_transformers(tiny_folder: Path) -> None:
     for host_bytes, pages in ((0, 0), (2 * page, 1), (10 * page + 1, 5)):
         pipeline = load(tiny_folder, replace(ON, host_bytes=host_bytes))
         assert {part.cache.host.capacity for part in pipeline.plans.transformers.values()} == {pages}
+
+
+def test_the_host_tier_takes_no_more_than_the_memory_plan_leaves(tiny_folder: Path) -> None:
+    for memory, has_pages in ((8 << 30, True), (2 << 30, False)):
+        asked = OffloadOptions(host_memory_bytes=memory)
+        pipeline = load_pipeline(tiny_folder, device=DeviceChoice.CPU, plan_settings=ON, offload=asked)
+        assert {part.cache.host.capacity > 0 for part in pipeline.plans.transformers.values()} == {has_pages}
 
 
 def test_precision_changes_the_rows(

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from sojourn.inference.adaln.refusals import SettingRefused
 from sojourn.inference.cli import app
 from sojourn.inference.cli.exits import CommandFailed, Exit
 from typer.testing import CliRunner
@@ -41,6 +42,9 @@ def test_schedules_are_built_once(tiny_folder: Path, tmp_path: Path) -> None:
     [
         ({"--steps": "8,x"}, "--steps 8,x: whole numbers"),
         ({"--steps": "1"}, "--steps 1: at least 2 each"),
+        ({"--adaln-family": "transformer=h4"}, "there is no such family; known are auraflow, .*, minimax-h3, "),
+        ({"--adaln-family": "vea=sd3"}, "the model has no component vea; it has audio_scheduler, "),
+        ({"--adaln-family": "transformer=sd3"}, "has no module named as an embedder of SD3Transformer2DModel"),
         ({"--adaln-precision": "fp64"}, "--adaln-precision is 'fp64': must be one of match, fp32"),
         ({"--store-bytes": "0"}, "--adaln-store-bytes is 0"),
         ({"--model": "nowhere"}, "nowhere: no such folder"),
@@ -52,9 +56,9 @@ def test_what_cannot_be_built_is_told_in_one_line(
 ) -> None:
     given = {"--model": str(tiny_folder), "--steps": "3", "-o": str(tmp_path), **changes}
     _, _, error = run("adaln", "build", *(word for pair in given.items() for word in pair))
-    assert isinstance(error, CommandFailed)
-    assert error.status is Exit.INVALID
-    with pytest.raises(CommandFailed, match=message):
+    assert error is not None
+    assert (error.status if isinstance(error, CommandFailed) else Exit.of(error)) is Exit.INVALID
+    with pytest.raises((CommandFailed, SettingRefused), match=message):
         raise error
 
 
@@ -68,6 +72,8 @@ def test_what_cannot_be_built_is_told_in_one_line(
         ("--adaln-store", __file__),
         ("--adaln-store-bytes", "0"),
         ("--adaln-precision", "fp64"),
+        ("--adaln-family", "transformer=h4"),
+        ("--adaln-family", "minimax-h3"),
     ],
 )
 def test_serve_refuses_a_wrong_value_by_the_name_of_its_option(tiny_folder: Path, option: str, value: str) -> None:

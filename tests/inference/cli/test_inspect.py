@@ -37,6 +37,29 @@ def test_the_table_names_every_component_and_the_adaln_share(
     assert "not in this folder" in rows["transformer_ref"]
 
 
+def test_a_family_is_named_by_hand(sojourn: Callable[..., Run], tiny_folder: Path, tmp_path: Path) -> None:
+    """Headers alone: the class need not be installed here."""
+    copy = Path(shutil.copytree(tiny_folder, tmp_path / "model"))
+    index = copy / "modular_model_index.json"
+    index.write_text(index.read_text().replace("MiniMaxH3Transformer3DModel", "StudioTransformer3DModel"))
+    saved = {}
+    for name, folder, given in (
+        ("stock", tiny_folder, ()),
+        ("unknown", copy, ()),
+        ("named", copy, ("--adaln-family", "transformer=minimax-h3")),
+    ):
+        status, out, _ = sojourn("inspect", folder, "--json", *given)
+        assert status == 0
+        told = json.loads(out)
+        saved[name] = {part["component"]: part["saved_bytes"] for part in told["plan_cache"]}
+        adaln = {part["name"]: part["adaln_bytes"] for part in told["components"]}
+        assert (adaln["transformer"] > 0) == ("transformer" in saved[name])
+    assert saved["unknown"] == {}
+    assert saved["named"] == {"transformer": saved["stock"]["transformer"]}
+    status, _, err = sojourn("inspect", tiny_folder, "--adaln-family", "vea=flux")
+    assert (status, "the model has no component vea" in err) == (2, True)
+
+
 @pytest.mark.parametrize("broken", ["index", "weights"])
 def test_a_broken_folder_is_told_in_one_line(
     sojourn: Callable[..., Run], tiny_folder: Path, tmp_path: Path, broken: str

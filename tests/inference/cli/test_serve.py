@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.offload.options import OffloadOptions
 from sojourn.inference.quality.settings import Fusions, QualitySettings
 from sojourn.inference.server.config import Address, ServerConfig
@@ -150,6 +151,21 @@ def test_each_quality_option_reaches_the_loading(
     assert sojourn("serve", "--model", tmp_path)[0] == 0
     assert sojourn("serve", "--model", tmp_path, "--fusions", "on", "--step-cache-table", table)[0] == 0
     assert found == [QualitySettings(), QualitySettings(fusions=Fusions.ON, table=table)]
+
+
+def test_the_family_of_each_component_reaches_the_loading(
+    sojourn: Callable[..., Run], started: list[ServerConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found: list[PlanCacheSettings] = []
+
+    def lazily_loaded(*arguments: object, plan_settings: PlanCacheSettings, **rest: object) -> object:
+        found.append(plan_settings)
+        return lambda: None
+
+    monkeypatch.setattr(importlib.import_module("sojourn.inference.cli.serve"), "lazily_loaded", lazily_loaded)
+    given = ("--adaln-family", "transformer=minimax-h3", "--adaln-family", "transformer_ref=flux")
+    assert sojourn("serve", "--model", tmp_path, *given)[0] == 0
+    assert found[0].families == {"transformer": "minimax-h3", "transformer_ref": "flux"}
 
 
 def test_the_mode_of_each_component_reaches_the_loading(

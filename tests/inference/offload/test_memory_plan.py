@@ -14,9 +14,9 @@ from sojourn.inference.errors import DoesNotFit, Unsupported
 from sojourn.inference.families.table import family_of
 from sojourn.inference.loading.components import build_component
 from sojourn.inference.loading.folder import read_folder
-from sojourn.inference.offload import planning
+from sojourn.inference.offload import install, planning
 from sojourn.inference.offload.activations import MEASURED_BYTES, RUNTIME_BYTES, Workload, activation_bytes
-from sojourn.inference.offload.headers import Bytes, ComponentWeights, model_weights
+from sojourn.inference.offload.headers import Bytes, ComponentWeights, model_weights, width_of
 from sojourn.inference.offload.hosting import HostTier
 from sojourn.inference.offload.memory_plan import CacheSize, Demand, Machine, plan_memory
 from sojourn.inference.offload.options import OffloadOptions, parse_size
@@ -194,6 +194,39 @@ def test_activations_scale_from_the_measured_point():
     assert activation_bytes(Workload(frames=62), hidden_size=5376) == MEASURED_BYTES // 2
     assert activation_bytes(Workload(), hidden_size=0) == MEASURED_BYTES
     assert plan(device=100, workload=Workload()).device_peak_bytes > plan(device=100).device_peak_bytes
+
+
+def test_a_stage_whose_components_tell_no_width_is_planned_by_the_measure_of_the_model():
+    """A decoder of a model 16 wide is not planned as that of the measured one, 5376 wide."""
+    silent = replace(VAE, hidden_size=0)
+    known, unknown = (plan(host=200, parts=(TRANSFORMER, ENCODER, vae), workload=Workload()) for vae in (VAE, silent))
+    assert known == unknown
+    nobody = plan(
+        parts=tuple(replace(part, hidden_size=0) for part in (TRANSFORMER, ENCODER, VAE)), workload=Workload()
+    )
+    assert nobody.host_peak_bytes - known.host_peak_bytes > 9 * GIB
+
+
+@pytest.mark.parametrize(
+    ("config", "width"),
+    [
+        ({"hidden_size": 96, "num_attention_heads": 2, "attention_head_dim": 16}, 96),
+        ({"num_attention_heads": 2, "attention_head_dim": 16}, 32),
+        ({"d_model": 64}, 64),
+        ({"text_config": {"hidden_size": 48}, "vision_config": {"hidden_size": 16}}, 48),
+        ({"block_out_channels": [8, 16]}, 0),
+        ({"hidden_size": "wide"}, 0),
+    ],
+)
+def test_the_width_is_what_the_configuration_tells(config, width):
+    assert width_of(config) == width
+
+
+def test_the_width_of_each_loaded_component_is_that_of_its_folder(tiny, tiny_folder):
+    folder = read_folder(tiny_folder)
+    planned = {part.name: part.hidden_size for part in model_weights(folder, precision="BF16")}
+    assert {name: install._width(tiny.components[name].value) for name in planned} == planned
+    assert planned["text_encoder"] > 0
 
 
 @settings(max_examples=60, deadline=None)

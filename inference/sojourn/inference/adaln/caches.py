@@ -9,7 +9,7 @@ import torch
 from sojourn.inference.adaln.adapters import adapter_tensors, check_adapter
 from sojourn.inference.adaln.component import CachedTransformer, Place, Replaced, open_transformer
 from sojourn.inference.adaln.counters import Counters, Description, Observer, Snapshot
-from sojourn.inference.adaln.families import family_of
+from sojourn.inference.adaln.families import family_named, family_of
 from sojourn.inference.adaln.family import Family
 from sojourn.inference.adaln.host import host_budget_bytes
 from sojourn.inference.adaln.host_memory import available_bytes
@@ -19,6 +19,7 @@ from sojourn.inference.adaln.replace import check_model, projections_of, replace
 from sojourn.inference.adaln.settings import Mode, PlanCacheSettings
 from sojourn.inference.adaln.table import Table
 from sojourn.inference.adaln.weights import WeightFiles
+from sojourn.inference.adaln.witness import check_modules
 from sojourn.inference.adaln.worth import check_worth
 from sojourn.inference.families.projections import PROJECTIONS
 from sojourn.inference.loading.components import Component, LeaveOut
@@ -58,7 +59,9 @@ class PlanCaches:
 
     def leave_out(self, part: ComponentFolder) -> LeaveOut | None:
         """What the loader calls on the empty model of a component; None where it is loaded whole."""
-        if self.settings.mode is Mode.OFF or part.class_name not in PROJECTIONS:
+        if self.settings.mode is Mode.OFF:
+            return None
+        if self.settings.projected_as(part.name, part.class_name) not in PROJECTIONS:
             return None
 
         def replace(model: nn.Module, dtype_of: Callable[[str], torch.dtype]) -> frozenset[str]:
@@ -71,7 +74,7 @@ class PlanCaches:
     ) -> frozenset[str]:
         """Puts stand-ins into an empty model; returns the tensors that are not to be loaded."""
         try:
-            family = family_of(part.class_name).of_config(getattr(model, "config", {}))
+            family = self._family(part, model)
             check_model(model, family)
             check_adapter(family, adapter_tensors(part.path))
             table = Table.of(projections_of(model, family, dtype_of))
@@ -84,6 +87,14 @@ class PlanCaches:
         self._tables[part.name] = family, replace_projections(model, family, dtype_of=dtype_of, device=self.device)
         return left_out
 
+    def _family(self, part: ComponentFolder, model: nn.Module) -> Family:
+        """The family that a component was said to be of, which its modules must bear out; else that of its class."""
+        named = self.settings.families.get(part.name)
+        family = family_of(part.class_name) if named is None else family_named(named)
+        if named is not None:
+            check_modules(model, family, part.name)
+        return family.of_config(getattr(model, "config", {}))
+
     def _turn_off(self, refusal: ModelRefused) -> None:
         if self.settings.mode is Mode.ON:
             raise refusal
@@ -91,8 +102,12 @@ class PlanCaches:
             _log.info("AdaLN plan cache off", extra={"reason": refusal.reason.value, "detail": str(refusal)})
         self.off_reason = refusal.reason
 
-    def open(self, components: Mapping[str, Component]) -> None:
+    def open(self, components: Mapping[str, Component], *, host_left_bytes: int | None = None) -> None:
         """Allocates the caches of the components whose projections were left out.
+
+        Args:
+            components: All of the model.
+            host_left_bytes: What the memory plan leaves of the host; None where nobody has planned.
 
         Raises:
             ModelRefused: The cache was asked for and no component can have one.
@@ -100,10 +115,11 @@ class PlanCaches:
         if self.settings.mode is not Mode.OFF and not self._tables and self.off_reason is None:
             self._turn_off(_nothing_to_cache(components))
         share = max(1, len(self._tables))
+        free = available_bytes() if host_left_bytes is None else min(available_bytes(), max(0, host_left_bytes))
         place = Place(
             device=self.device,
             host_bytes=self.settings.host_bytes // share,
-            host_budget_bytes=host_budget_bytes(available_bytes(), ranks=self.ranks.size) // share,
+            host_budget_bytes=host_budget_bytes(free, ranks=self.ranks.size) // share,
             available_bytes=available_bytes,
             ranks=self.ranks,
         )

@@ -24,6 +24,7 @@ from sojourn.inference.adaln.store import PlanStore
 from sojourn.inference.adaln.streams import streams_for
 from sojourn.inference.adaln.table import Table
 from sojourn.inference.adaln.weights import WeightFiles
+from sojourn.inference.adaln.witness import Witness
 from torch import nn
 
 
@@ -35,12 +36,20 @@ class CachedTransformer:
         cache: Its plans.
     """
 
-    def __init__(self, name: str, transformer: nn.Module, cache: PlanCache, precision: Precision) -> None:
+    def __init__(
+        self,
+        name: str,
+        transformer: nn.Module,
+        cache: PlanCache,
+        precision: Precision,
+        *,
+        witness: Witness | None = None,
+    ) -> None:
         self.name = name
         self.cache = cache
         self._transformer = transformer
         self._precision = precision
-        self._cursor = Cursor(cache.slab, cache.find)
+        self._cursor = Cursor(cache.slab, cache.find, witness=witness)
         for stand_in in stand_ins(transformer):
             stand_in.attach(self._cursor)
         guard_adapters(transformer, cache.family)
@@ -83,7 +92,7 @@ class CachedTransformer:
         self._cursor.begin(self._bound(args, kwargs) if args else kwargs)
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._cursor.end()
+        self._cursor.end(has_output=output is not None)
 
     def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         return self._signature.bind_partial(*args, **kwargs).arguments
@@ -160,7 +169,9 @@ def open_transformer(
         streams=streams_for(place.device, pinned=host.pinned),
         ranks=place.ranks,
     )
-    return CachedTransformer(part.name, part.transformer, cache, settings.precision)
+    named = part.name in settings.families
+    witness = Witness(part.transformer, part.family, part.name) if named else None
+    return CachedTransformer(part.name, part.transformer, cache, settings.precision, witness=witness)
 
 
 def _host_tier(table: Table, place: Place, observer: Observer) -> HostTier:

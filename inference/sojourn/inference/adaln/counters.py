@@ -65,7 +65,8 @@ class Snapshot:
     Attributes:
         slots_published, slots_reserved, slots_free: Their sum is the slab's capacity.
         pages_used, pages_free: Their sum is the host tier's capacity.
-        device_bytes, host_bytes: What the cache itself has allocated.
+        device_bytes: The slab.
+        host_bytes: Pages of the host tier that are in memory: all where they are locked, else those ever written.
         host_kind: "pinned", "pageable" or "none".
         weight_bytes: Projections that were never loaded.
         store_bytes: Size of the plan store's directory; 0 without one.

@@ -12,6 +12,7 @@ import torch
 from sojourn.inference.adaln.family import Inputs
 from sojourn.inference.adaln.refusals import PlanMissing
 from sojourn.inference.adaln.slab import Slab
+from sojourn.inference.adaln.witness import Hearing, Witness
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,14 +31,22 @@ class Step:
 class _InProgress(threading.local):
     steps: Sequence[Step] | None = None
     calls: dict[str, int] | None = None
+    hearing: Hearing | None = None
 
 
 class Cursor:
-    """Reads rows for the forward in progress on this thread."""
+    """Reads rows for the forward in progress on this thread.
 
-    def __init__(self, slab: Slab, find: Callable[[Inputs], Sequence[Step]]) -> None:
+    Args:
+        slab: Where they lie.
+        find: Conditioning inputs -> the steps of a forward.
+        witness: Holds what the projections read against the family; None where the class is known.
+    """
+
+    def __init__(self, slab: Slab, find: Callable[[Inputs], Sequence[Step]], *, witness: Witness | None = None) -> None:
         self._slab = slab
         self._find = find
+        self._witness = witness
         self._now = _InProgress()
 
     def begin(self, inputs: Inputs) -> None:
@@ -48,12 +57,20 @@ class Cursor:
         """
         self._now.steps = self._find(inputs)
         self._now.calls = {}
+        self._now.hearing = self._witness.begin(inputs) if self._witness else None
 
-    def end(self) -> None:
-        """The forward has ended, one way or the other."""
-        self._now.steps = self._now.calls = None
+    def end(self, *, has_output: bool = True) -> None:
+        """The forward has ended, one way or the other.
 
-    def rows(self, projection: str) -> torch.Tensor:
+        Raises:
+            ModelRefused: It has an output, which another family's rows have made.
+        """
+        hearing = self._now.hearing
+        self._now.steps = self._now.calls = self._now.hearing = None
+        if hearing is not None and has_output:
+            hearing.end()
+
+    def rows(self, projection: str, conditioning: torch.Tensor) -> torch.Tensor:
         """The rows of the projection's next call in this forward: a Linear that runs twice reads two plans."""
         steps, calls = self._now.steps, self._now.calls
         if steps is None or calls is None:
@@ -62,6 +79,8 @@ class Cursor:
         if ordinal >= len(steps):
             raise PlanMissing(f"{projection}: call {ordinal + 1} in one forward, plans are known for {len(steps)}")
         calls[projection] = ordinal + 1
+        if self._now.hearing is not None:
+            self._now.hearing.read(projection, ordinal, conditioning)
         step = steps[ordinal]
         if not step.is_valid():
             raise PlanMissing(f"{projection}: the weights were replaced while the request ran; send it again")

@@ -9,7 +9,6 @@ from sojourn.inference.adaln.refusals import ModelReason, ModelRefused
 
 MINIMAX_H3 = Family(
     name="minimax-h3",
-    transformer="MiniMaxH3Transformer3DModel",
     embedders=r"time_embedder\.linear_[12]",
     inputs=("timestep",),
     embed=embedding.minimax_h3,
@@ -24,7 +23,6 @@ FAMILIES: tuple[Family, ...] = (
     MINIMAX_H3,
     Family(
         name="qwen-image",
-        transformer="QwenImageTransformer2DModel",
         embedders=r"time_text_embed\..+",
         inputs=("timestep", "additional_t_cond"),
         embed=embedding.qwen_image,
@@ -34,7 +32,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="sd3",
-        transformer="SD3Transformer2DModel",
         embedders=r"time_text_embed\..+",
         inputs=("timestep", "pooled_projections"),
         embed=embedding.sd3,
@@ -43,7 +40,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="flux",
-        transformer="FluxTransformer2DModel",
         embedders=r"time_text_embed\..+",
         inputs=("timestep", "guidance", "pooled_projections"),
         embed=embedding.flux,
@@ -52,7 +48,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="hunyuan-video-1.5",
-        transformer="HunyuanVideo15Transformer3DModel",
         embedders=r"time_embed\..+",
         inputs=("timestep", "timestep_r"),
         embed=embedding.hunyuan_video_15,
@@ -60,35 +55,30 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="auraflow",
-        transformer="AuraFlowTransformer2DModel",
         embedders=r"time_step_proj\..+",
         inputs=("timestep",),
         embed=embedding.auraflow,
     ),
     Family(
         name="longcat-image",
-        transformer="LongCatImageTransformer2DModel",
         embedders=r"time_embed\..+",
         inputs=("timestep",),
         embed=embedding.longcat_image,
     ),
     Family(
         name="bria",
-        transformer="BriaTransformer2DModel",
         embedders=r"time_embed\..+",
         inputs=("timestep",),
         embed=embedding.bria,
     ),
     Family(
         name="bria-fibo",
-        transformer="BriaFiboTransformer2DModel",
         embedders=r"(time|guidance)_embed\..+",
         inputs=("timestep", "guidance"),
         embed=embedding.bria,
     ),
     Family(
         name="hunyuan-video",
-        transformer="HunyuanVideoTransformer3DModel",
         embedders=r"time_text_embed\..+",
         inputs=("timestep", "guidance", "pooled_projections"),
         embed=embedding.hunyuan_video,
@@ -97,7 +87,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="hunyuan-video-framepack",
-        transformer="HunyuanVideoFramepackTransformer3DModel",
         embedders=r"time_text_embed\..+",
         inputs=("timestep", "guidance", "pooled_projections"),
         embed=embedding.hunyuan_video,
@@ -105,63 +94,54 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="hunyuan-image",
-        transformer="HunyuanImageTransformer2DModel",
         embedders=r"time_guidance_embed\..+",
         inputs=("timestep", "timestep_r", "guidance"),
         embed=embedding.hunyuan_image,
     ),
     Family(
         name="cogvideox",
-        transformer="CogVideoXTransformer3DModel",
         embedders=r"(time|ofs)_embedding\..+",
         inputs=("timestep", "timestep_cond", "ofs"),
         embed=embedding.cogvideox,
     ),
     Family(
         name="consisid",
-        transformer="ConsisIDTransformer3DModel",
         embedders=r"time_embedding\..+",
         inputs=("timestep", "timestep_cond"),
         embed=embedding.timestep_alone,
     ),
     Family(
         name="ovis-image",
-        transformer="OvisImageTransformer2DModel",
         embedders=r"timestep_embedder\..+",
         inputs=("timestep",),
         embed=embedding.ovis_image,
     ),
     Family(
         name="cogview3-plus",
-        transformer="CogView3PlusTransformer2DModel",
         embedders=r"time_condition_embed\..+",
         inputs=("timestep", *_SIZES),
         embed=embedding.cogview,
     ),
     Family(
         name="cogview4",
-        transformer="CogView4Transformer2DModel",
         embedders=r"time_condition_embed\..+",
         inputs=("timestep", *_SIZES),
         embed=embedding.cogview,
     ),
     Family(
         name="glm-image",
-        transformer="GlmImageTransformer2DModel",
         embedders=r"time_condition_embed\..+",
         inputs=("timestep", "target_size", "crop_coords"),
         embed=embedding.glm_image,
     ),
     Family(
         name="dit",
-        transformer="DiTTransformer2DModel",
         embedders=r"transformer_blocks\.\d+\.norm1\.emb\..+",
         inputs=("timestep", "class_labels"),
         embed=embedding.dit,
     ),
     Family(
         name="mochi",
-        transformer="MochiTransformer3DModel",
         embedders=r"time_embed\..+",
         inputs=("timestep", "encoder_hidden_states", "encoder_attention_mask"),
         embed=embedding.mochi,
@@ -169,14 +149,12 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="motif-video",
-        transformer="MotifVideoTransformer3DModel",
         embedders=r"time_text_embed\..+",
         inputs=("timestep",),
         embed=embedding.motif_video,
     ),
     Family(
         name="easyanimate",
-        transformer="EasyAnimateTransformer3DModel",
         embedders=r"time_embedding\..+",
         inputs=("timestep", "timestep_cond"),
         embed=embedding.timestep_alone,
@@ -184,14 +162,12 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="lumina2",
-        transformer="Lumina2Transformer2DModel",
         embedders=r"time_caption_embed\.timestep_embedder\..+",
         inputs=("timestep",),
         embed=embedding.lumina2,
     ),
     Family(
         name="prx",
-        transformer="PRXTransformer2DModel",
         embedders=r"time_in\..+",
         inputs=("timestep",),
         embed=embedding.prx,
@@ -228,6 +204,11 @@ WITHOUT_PROJECTION = (
 """Classes by the beginning of their names: one projection is shared by all blocks, there is next to nothing to save."""
 
 
+def family_named(name: str) -> Family:
+    """The family of a name that `overrides.check_overrides` has found known."""
+    return next(family for family in FAMILIES if family.name == name)
+
+
 def family_of(transformer: str) -> Family:
     """The family of a transformer class.
 
@@ -245,5 +226,5 @@ def family_of(transformer: str) -> Family:
     raise ModelRefused(
         ModelReason.NO_PROJECTION,
         f"{transformer} is not a family that the plan cache knows ({', '.join(f.transformer for f in FAMILIES)}); set "
-        "--adaln-cache off",
+        "--adaln-cache off, or --adaln-family where its forward is that of one of these",
     )

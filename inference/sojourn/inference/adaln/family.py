@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from sojourn.inference.adaln.plans import Plan
 from sojourn.inference.adaln.refusals import ModelReason, ModelRefused, PlanMissing, PlansRefused, RequestReason
-from sojourn.inference.families.projections import PROJECTIONS, is_tensor_of
+from sojourn.inference.families.projections import PROJECTIONS, TRANSFORMERS, is_tensor_of
 from torch import nn
 
 Inputs = Mapping[str, torch.Tensor]
@@ -30,15 +30,15 @@ class Family:
     """How a class of transformers makes its modulation rows.
 
     Attributes:
-        name: Name of the family in settings and metrics.
-        transformer: The class's name in diffusers.
+        name: Name of the family in settings.
         embedders: Matches the module names whose weights the rows also depend on, as a whole.
         inputs: Arguments of the forward that the embedding reads; those that a forward is not given are left out.
         embed: Transformer, inputs -> what the projections read, at its own precision, before the cast to theirs:
             [M, in], or broadcast to it, for all of them or for each by its name.
         forwards: What the pipeline's blocks have left before the denoising loop, the transformer's configuration -> the
             inputs of each forward. None where diffusers has no blocks: the caller hands the inputs to `prepare` itself.
-        projections: Matches the module names of the projections as a whole.
+        transformer: The class's name in diffusers; by the name of the family.
+        projections: Matches the module names of the projections as a whole; by the class.
         calls: The forward's inputs -> the inputs of each call of a projection within it, in order.
         widths: Workflow -> the most distinct rows of a step.
         reusable: Whether rows are the same for different prompts.
@@ -48,11 +48,11 @@ class Family:
     """
 
     name: str
-    transformer: str
     embedders: str
     inputs: tuple[str, ...]
     embed: Callable[[nn.Module, Inputs], Read]
     forwards: Callable[[Callable[[str], Any], Mapping[str, Any]], list[Inputs]] | None = None
+    transformer: str = ""
     projections: str = ""
     calls: Callable[[Inputs], tuple[Inputs, ...]] = one_call
     widths: Mapping[str, int] = field(default_factory=dict)
@@ -62,6 +62,8 @@ class Family:
     sizes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not self.transformer:
+            object.__setattr__(self, "transformer", TRANSFORMERS[self.name])
         if not self.projections:
             object.__setattr__(self, "projections", PROJECTIONS[self.transformer])
 

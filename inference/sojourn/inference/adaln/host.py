@@ -101,8 +101,8 @@ class HostTier:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pages."""
-        return sum(buffer.nbytes for buffer in self._buffers.values())
+        """Bytes that are in memory: all pages where they are locked, else those that were ever written."""
+        return (self.capacity if self.pinned else len(self._touched)) * self.table.row_bytes
 
     @property
     def kind(self) -> str:
@@ -181,6 +181,7 @@ class HostTier:
         while self.free_pages < pages:
             self._evict_oldest_group()
         taken = {key: [self._free.pop() for _ in range(length)] for key, length in missing.items()}
+        self._touched.update(index for indices in taken.values() for index in indices)
         try:
             copy_in(taken)
             settle()
@@ -198,10 +199,7 @@ class HostTier:
         if self.pinned or self.available_bytes is None:
             return False
         untouched = [index for index in self._free[-pages:] if index not in self._touched] if pages else []
-        if host_budget_bytes(self.available_bytes()) < len(untouched) * self.table.row_bytes:
-            return True
-        self._touched.update(untouched)
-        return False
+        return host_budget_bytes(self.available_bytes()) < len(untouched) * self.table.row_bytes
 
     def _evict_oldest_group(self) -> None:
         group, _ = self._groups.popitem(last=False)

@@ -39,6 +39,7 @@ class ModelReason(StrEnum):
     ROWS_NOT_REUSED = "rows_not_reused"
     VARIANT = "variant"
     NO_BLOCKS = "no_blocks"
+    OTHER_FAMILY = "other_family"
     SETTING = "setting"
 
 

@@ -37,7 +37,8 @@ class Saving:
 def saving_of(folder: ComponentFolder, settings: PlanCacheSettings) -> Saving | None:
     """What the cache would save of a component; None where it has no projections."""
     tensors = list(folder.tensors)
-    projections = [tensor for tensor in tensors if is_projection(folder.class_name, tensor.name)]
+    transformer = settings.projected_as(folder.name, folder.class_name)
+    projections = [tensor for tensor in tensors if is_projection(transformer, tensor.name)]
     if not projections:
         return None
     weight_bytes = sum(tensor.size_bytes for tensor in projections)

@@ -12,6 +12,7 @@ from sojourn.inference.adaln.caches import PlanCaches
 from sojourn.inference.adaln.counters import Counters, Result
 from sojourn.inference.adaln.families import family_of
 from sojourn.inference.adaln.family import Inputs
+from sojourn.inference.adaln.overrides import Overrides, check_components
 from sojourn.inference.adaln.plans import distinct
 from sojourn.inference.adaln.settings import Mode, PlanCacheSettings, Precision
 from sojourn.inference.errors import ModelError
@@ -108,6 +109,7 @@ def build_schedules(
     device: torch.device = torch.device("cpu"),  # noqa: B008
     precision: Precision = Precision.MATCH,
     store_bytes: int = PlanCacheSettings.store_bytes,
+    families: Overrides | None = None,
     tell: Callable[[Built], None] = lambda built: None,
 ) -> list[Built]:
     """Builds schedules into a store, for the processes that will map them.
@@ -123,16 +125,19 @@ def build_schedules(
         device: As the server's.
         precision: As the server's.
         store_bytes: Size cap of the store.
+        families: Component -> the family that it is treated as, as the server's.
         tell: Hears of each schedule when it is done.
 
     Raises:
         ModelError: The folder has no such transformer.
+        SettingRefused: A family was named for a component that there is not, or that is not of it.
         ModelRefused: The model cannot be served from the cache.
     """
     folder = read_folder(model)
+    check_components(families or {}, folder.components)
     done: list[Built] = []
     for name in sorted({schedule.transformer for schedule in schedules}):
-        part = _cacheable(folder, name)
+        part = _cacheable(folder, name, families or {})
         wanted = [schedule for schedule in schedules if schedule.transformer == name]
         forwards = {schedule: forwards_of(schedule, _schedulers(folder)) for schedule in wanted}
         settings = PlanCacheSettings(
@@ -143,6 +148,7 @@ def build_schedules(
             store=store,
             store_bytes=store_bytes,
             precision=precision,
+            families=families or {},
         )
         counters = Counters()
         cache = _open(part, settings, counters, dtype, device)
@@ -169,14 +175,15 @@ def _build(cache: PlanCache, schedule: Schedule, forwards: Sequence[Inputs], cou
     )
 
 
-def _cacheable(folder: ModelFolder, name: str) -> ComponentFolder:
-    """A transformer that is there and can have a cache."""
+def _cacheable(folder: ModelFolder, name: str, families: Overrides) -> ComponentFolder:
+    """A transformer that is there and, by its class or by what is said of it, can have a cache."""
     part = folder.components.get(name)
     if part is None:
         raise ModelError(
             errors.COMPONENT_MISSING, folder.path / name, f"component {name} is missing; fetch the whole folder"
         )
-    family_of(part.class_name)
+    if name not in families:
+        family_of(part.class_name)
     return part
 
 

@@ -1,10 +1,11 @@
 """What can be set of the plan cache, judged at construction. Without torch, as the command line needs it early."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from sojourn.inference.adaln.overrides import Overrides, check_overrides, projected_as
 from sojourn.inference.adaln.refusals import SettingRefused
 
 MODE_SETTING = "--adaln-cache"
@@ -48,6 +49,7 @@ class PlanCacheSettings:
         store: Directory that the processes of a node share; None for none.
         store_bytes: Size cap of that directory.
         precision: How rows are computed.
+        families: Component -> the family that it is treated as, whatever its class; the others go by their class.
     """
 
     mode: Mode = Mode.AUTO
@@ -57,6 +59,7 @@ class PlanCacheSettings:
     store: Path | None = None
     store_bytes: int = 32_000_000_000
     precision: Precision = Precision.MATCH
+    families: Overrides = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Judges each value.
@@ -78,6 +81,11 @@ class PlanCacheSettings:
                 raise SettingRefused(setting, value, f"must be a whole number of at least {least}")
         if self.store is not None:
             _refuse_no_directory(self.store)
+        check_overrides(self.families)
+
+    def projected_as(self, component: str, class_name: str) -> str:
+        """The class in diffusers whose projections a component of that class is taken to have."""
+        return projected_as(self.families, component, class_name)
 
 
 def _refuse_other_words(setting: str, value: Any, words: type[StrEnum]) -> None:

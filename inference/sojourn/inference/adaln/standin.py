@@ -11,8 +11,13 @@ from torch import nn
 class RowReader(Protocol):
     """Knows which plan the forward in progress runs on."""
 
-    def rows(self, projection: str) -> torch.Tensor:
-        """The rows [M, out] of one projection for the forward in progress, M counting repeated rows."""
+    def rows(self, projection: str, conditioning: torch.Tensor) -> torch.Tensor:
+        """The rows [M, out] of one projection for the forward in progress, M counting repeated rows.
+
+        Args:
+            projection: Its name.
+            conditioning: [..., in], what the projection would read; a family that was named by hand is held against it.
+        """
 
 
 class StandIn(nn.Module):
@@ -43,7 +48,7 @@ class StandIn(nn.Module):
         """
         if self._reader is None:
             raise PlanMissing(f"{self.name}: the plan cache is not attached to the transformer yet")
-        rows = self._reader.rows(self.name)
+        rows = self._reader.rows(self.name, conditioning)
         if conditioning.shape[:-1].numel() != rows.shape[0]:
             raise PlanMissing(
                 f"{self.name}: the forward projects {conditioning.shape[:-1].numel()} rows, the plan was made for "

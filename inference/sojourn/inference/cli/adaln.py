@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from sojourn.inference.adaln.refusals import SettingRefused
+from sojourn.inference.adaln.overrides import parse_overrides
 from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.cli.exits import CommandFailed, Exit
 from sojourn.inference.cli.loading import DeviceOption, PrecisionOption
+from sojourn.inference.cli.plan_cache import FamilyOption
 from sojourn.inference.requests import Workflow
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def build(
     device: DeviceOption = "auto",
     dtype: PrecisionOption = "bfloat16",
     adaln_precision: Annotated[str, typer.Option(help="match or fp32, as the server.", metavar="HOW")] = "match",
+    adaln_family: FamilyOption = None,
     store_bytes: Annotated[int, typer.Option(help="Size cap of the store.")] = PlanCacheSettings.store_bytes,
 ) -> None:
     """Build the rows of schedules into a store that servers map.
@@ -45,10 +47,12 @@ def build(
     Rows belong to the device, the library versions and the number of threads that made them: build where you serve.
     For instance: sojourn adaln build --model MODEL --workflow t2va --steps 8,30,50 -o STORE
     """
-    try:
-        settings = PlanCacheSettings(precision=adaln_precision, store=output, store_bytes=store_bytes)  # type: ignore[arg-type]
-    except SettingRefused as error:
-        raise CommandFailed(str(error), Exit.INVALID) from None
+    settings = PlanCacheSettings(
+        precision=adaln_precision,  # type: ignore[arg-type]
+        store=output,
+        store_bytes=store_bytes,
+        families=parse_overrides(adaln_family or []),
+    )
     if not model.is_dir():
         raise CommandFailed(f"{model}: no such folder", Exit.INVALID)
     counts = _steps(steps)
@@ -75,6 +79,7 @@ def build(
         device=torch_device(DeviceChoice(device)),
         precision=settings.precision,
         store_bytes=store_bytes,
+        families=settings.families,
         tell=_tell,
     )
 

@@ -4,6 +4,7 @@ from enum import IntEnum
 
 import grpc
 from sojourn.inference import errors
+from sojourn.inference.adaln.refusals import SettingRefused
 
 
 class Exit(IntEnum):
@@ -44,6 +45,7 @@ class CommandFailed(Exception):
 
 _BY_ERROR: dict[type[BaseException], Exit] = {
     errors.InvalidRequest: Exit.INVALID,
+    SettingRefused: Exit.INVALID,
     errors.Unsupported: Exit.NOT_NOW,
     errors.DoesNotFit: Exit.NOT_NOW,
     errors.NotServing: Exit.NOT_NOW,

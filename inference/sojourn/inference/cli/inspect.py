@@ -8,14 +8,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from sojourn.inference.adaln.overrides import check_components, parse_overrides
 from sojourn.inference.adaln.saving import Saving, saving_of
 from sojourn.inference.adaln.settings import PlanCacheSettings
+from sojourn.inference.cli.plan_cache import FamilyOption
 from sojourn.inference.loading.folder import read_folder
 from sojourn.inference.loading.inspection import ComponentInspection, ModelInspection, inspect_folder
 
 
 def inspect(
     model: Annotated[Path, typer.Argument(help="Model folder in the diffusers modular layout.", show_default=False)],
+    adaln_family: FamilyOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, sizes in bytes.")] = False,
 ) -> None:
     """Show what a model is made of: components, parameters, sizes, data types, and what the AdaLN plan cache saves.
@@ -23,9 +26,12 @@ def inspect(
     Nothing is loaded: configurations and the headers of the weight files say it all, so it takes no memory and no time,
     and a damaged file is told as `sojourn serve` would tell it.
     """
-    inspection = inspect_folder(model)
-    settings = PlanCacheSettings()
-    savings = [saving for part in read_folder(model).components.values() if (saving := saving_of(part, settings))]
+    settings = PlanCacheSettings(families=parse_overrides(adaln_family or []))
+    parts = read_folder(model).components
+    check_components(settings.families, parts)
+    transformers = {name: settings.projected_as(name, part.class_name) for name, part in parts.items()}
+    inspection = inspect_folder(model, transformers=transformers)
+    savings = [saving for part in parts.values() if (saving := saving_of(part, settings))]
     if as_json:
         cached = [asdict(saving) | {"saved_bytes": saving.saved_bytes} for saving in savings]
         print(json.dumps(asdict(inspection) | {"plan_cache": cached}, default=str))

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from sojourn.inference.adaln.overrides import check_components, parse_overrides
 from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.cli.loading import DeviceOption, PrecisionOption
 from sojourn.inference.cli.placement import (
@@ -15,6 +16,7 @@ from sojourn.inference.cli.placement import (
     PinningOption,
     placement,
 )
+from sojourn.inference.cli.plan_cache import FamilyOption
 from sojourn.inference.loading.folder import read_folder
 
 
@@ -25,6 +27,7 @@ def plan(
     offload: OffloadOption = None,
     pinning: PinningOption = "auto",
     adaln_cache: Annotated[str, typer.Option(help="The AdaLN plan cache: on, off or auto.", metavar="MODE")] = "auto",
+    adaln_family: FamilyOption = None,
     device: DeviceOption = "auto",
     dtype: PrecisionOption = "bfloat16",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, sizes in bytes.")] = False,
@@ -43,10 +46,12 @@ def plan(
     from sojourn.inference.pipeline.workflow import served_stages
 
     options = placement(device_memory=device_memory, host_memory=host_memory, offload=offload, pinning=pinning)
+    settings = PlanCacheSettings(mode=adaln_cache, families=parse_overrides(adaln_family or []))  # type: ignore[arg-type]
     folder = read_folder(model)
+    check_components(settings.families, folder.components)
     family = family_of(folder)
     options = planning.with_usual_request(options, folder, family.usual)
-    options = planning.with_plan_caches(options, folder, PlanCacheSettings(mode=adaln_cache))  # type: ignore[arg-type]
+    options = planning.with_plan_caches(options, folder, settings)
     machine = planning.this_machine(torch_device(DeviceChoice(device)), options, reader=RoomReader(os.getpid()))
     if options.device_memory_bytes is not None:
         machine = Machine(device_bytes=options.device_memory_bytes, host_bytes=machine.host_bytes)

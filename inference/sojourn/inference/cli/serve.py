@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from sojourn.inference import logs, tracing
+from sojourn.inference.adaln.overrides import parse_overrides
 from sojourn.inference.adaln.refusals import SettingRefused
 from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.cli.exits import CommandFailed, Exit
@@ -23,12 +24,13 @@ from sojourn.inference.cli.placement import (
     PinningOption,
     placement,
 )
+from sojourn.inference.cli.plan_cache import PLANS, FamilyOption
 from sojourn.inference.quality.settings import QualitySettingRefused, QualitySettings
 from sojourn.inference.server.config import Address, ConfigError, ServerConfig
 from sojourn.inference.server.main import run
 from sojourn.inference.telemetry import Telemetry
 
-SECURITY, LIMITS, WATCHING, PLANS = "Security", "Limits", "Watching", "AdaLN plan cache"
+SECURITY, LIMITS, WATCHING = "Security", "Limits", "Watching"
 QUALITY = "Quality tiers"
 _DEFAULTS = PlanCacheSettings()
 
@@ -127,6 +129,7 @@ def serve(
             rich_help_panel=PLANS,
         ),
     ] = _DEFAULTS.precision.value,
+    adaln_family: FamilyOption = None,
     device_memory: DeviceMemoryOption = None,
     host_memory: HostMemoryOption = None,
     offload: OffloadOption = None,
@@ -198,6 +201,7 @@ def serve(
             store=adaln_store,
             store_bytes=adaln_store_bytes,
             precision=adaln_precision,  # type: ignore[arg-type]
+            families=parse_overrides(adaln_family or []),
         )
         quality = QualitySettings(fusions=fusions, table=step_cache_table)  # type: ignore[arg-type]
         traces = tracing.from_environment(os.environ)

@@ -6,6 +6,34 @@ By names alone, without torch, so that their share of a checkpoint can be told f
 import re
 from collections.abc import Mapping
 
+# By the name of the family: its class in diffusers.
+TRANSFORMERS: Mapping[str, str] = {
+    "minimax-h3": "MiniMaxH3Transformer3DModel",
+    "qwen-image": "QwenImageTransformer2DModel",
+    "sd3": "SD3Transformer2DModel",
+    "flux": "FluxTransformer2DModel",
+    "hunyuan-video-1.5": "HunyuanVideo15Transformer3DModel",
+    "auraflow": "AuraFlowTransformer2DModel",
+    "longcat-image": "LongCatImageTransformer2DModel",
+    "bria": "BriaTransformer2DModel",
+    "bria-fibo": "BriaFiboTransformer2DModel",
+    "hunyuan-video": "HunyuanVideoTransformer3DModel",
+    "hunyuan-video-framepack": "HunyuanVideoFramepackTransformer3DModel",
+    "hunyuan-image": "HunyuanImageTransformer2DModel",
+    "cogvideox": "CogVideoXTransformer3DModel",
+    "consisid": "ConsisIDTransformer3DModel",
+    "ovis-image": "OvisImageTransformer2DModel",
+    "cogview3-plus": "CogView3PlusTransformer2DModel",
+    "cogview4": "CogView4Transformer2DModel",
+    "glm-image": "GlmImageTransformer2DModel",
+    "dit": "DiTTransformer2DModel",
+    "mochi": "MochiTransformer3DModel",
+    "motif-video": "MotifVideoTransformer3DModel",
+    "easyanimate": "EasyAnimateTransformer3DModel",
+    "lumina2": "Lumina2Transformer2DModel",
+    "prx": "PRXTransformer2DModel",
+}
+
 _FINAL = r"norm_out\.linear"
 _DOUBLE = r"transformer_blocks\.\d+\.norm1(_context)?\.linear"
 _DOUBLE_AND_SINGLE = rf"{_DOUBLE}|single_transformer_blocks\.\d+\.norm\.linear|{_FINAL}"

@@ -1,5 +1,6 @@
 """What a model folder holds, from configurations and headers alone: no torch, no weights read."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,14 +49,19 @@ class ModelInspection:
     absent: tuple[str, ...]
 
 
-def inspect_folder(path: Path) -> ModelInspection:
+def inspect_folder(path: Path, *, transformers: Mapping[str, str] | None = None) -> ModelInspection:
     """Reads a model folder's configurations and headers.
+
+    Args:
+        path: The folder.
+        transformers: Components whose projections are those of another class than their own, with that class.
 
     Raises:
         ModelError: The folder, or a file in it, is not as it should be; the reason says what.
     """
     folder = read_folder(path)
-    parts = [_inspect(part) for part in folder.components.values()]
+    others = transformers or {}
+    parts = [_inspect(part, others.get(part.name, part.class_name)) for part in folder.components.values()]
     return ModelInspection(
         path=path,
         pipeline_class=folder.pipeline_class,
@@ -64,9 +70,9 @@ def inspect_folder(path: Path) -> ModelInspection:
     )
 
 
-def _inspect(part: ComponentFolder) -> ComponentInspection:
+def _inspect(part: ComponentFolder, transformer: str) -> ComponentInspection:
     tensors = list(part.tensors)
-    projections = [tensor for tensor in tensors if is_projection(part.class_name, tensor.name)]
+    projections = [tensor for tensor in tensors if is_projection(transformer, tensor.name)]
     bytes_by_dtype: dict[str, int] = {}
     for tensor in tensors:
         bytes_by_dtype[tensor.dtype] = bytes_by_dtype.get(tensor.dtype, 0) + tensor.size_bytes

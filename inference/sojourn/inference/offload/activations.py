@@ -41,7 +41,7 @@ class Workload:
 
 
 def activation_bytes(workload: Workload, *, hidden_size: int) -> int:
-    """What a stage of a transformer of this width takes; a width of 0 is taken for the measured one."""
+    """What a stage of this width takes; a model that tells no width at all (0) is taken for the measured one."""
     return MEASURED_BYTES * workload.units * (hidden_size or MEASURED_WIDTH) // (MEASURED_UNITS * MEASURED_WIDTH)
 
 

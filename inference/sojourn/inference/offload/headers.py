@@ -82,12 +82,13 @@ class ComponentWeights:
         return replace(self, layers=layers, rest=self.rest - self.rest_projections)
 
 
-def component_weights(folder: ComponentFolder, *, precision: str) -> ComponentWeights:
+def component_weights(folder: ComponentFolder, *, precision: str, transformer: str | None = None) -> ComponentWeights:
     """Sizes of a component.
 
     Args:
         folder: Its checked files.
         precision: What it computes in, as safetensors spells it, such as "BF16".
+        transformer: The class whose projections it has; None for its own.
     """
     kept = _kept_in_float32(folder)
     repeated = _repeated(tensor.name for tensor in folder.tensors)
@@ -99,7 +100,7 @@ def component_weights(folder: ComponentFolder, *, precision: str) -> ComponentWe
         place = layer_of(tensor.name)
         place = place if place and place[0] in repeated else None
         places[place] = places.get(place, Bytes()) + size
-        if is_projection(folder.class_name, tensor.name):
+        if is_projection(transformer or folder.class_name, tensor.name):
             projections[place] = projections.get(place, Bytes()) + size
             outputs += tensor.shape[0] if tensor.name.endswith(".weight") else 0
     order = sorted((key for key in places if key), key=lambda key: (repeated.index(key[0]), key[1]))
@@ -119,15 +120,19 @@ def component_weights(folder: ComponentFolder, *, precision: str) -> ComponentWe
 _Place = tuple[str, int] | None
 
 
-def model_weights(folder: ModelFolder, *, precision: str) -> tuple[ComponentWeights, ...]:
+def model_weights(
+    folder: ModelFolder, *, precision: str, transformers: Mapping[str, str] | None = None
+) -> tuple[ComponentWeights, ...]:
     """Sizes of every component that has weights.
 
     Args:
         folder: The model.
         precision: What it computes in, as safetensors spells it.
+        transformers: Components whose projections are those of another class than their own, with that class.
     """
+    others = transformers or {}
     models = (part for part in folder.components.values() if part.kind is ComponentKind.MODEL)
-    return tuple(component_weights(part, precision=precision) for part in models)
+    return tuple(component_weights(part, precision=precision, transformer=others.get(part.name)) for part in models)
 
 
 def layer_of(tensor: str) -> tuple[str, int] | None:
@@ -161,8 +166,14 @@ def _kept_in_float32(folder: ComponentFolder) -> frozenset[str]:
 
 
 def width_of(config: Mapping[str, Any]) -> int:
-    """Width of a model's activations, by its configuration: as it says, or as its heads come to; 0 of others."""
+    """Width of a model's activations, by its configuration: as it says, or as its heads come to; 0 of others.
+
+    Text encoders of several media keep it in the configuration of their language model.
+    """
     heads, head = config.get("num_attention_heads"), config.get("attention_head_dim")
     product = heads * head if isinstance(heads, int) and isinstance(head, int) else 0
-    found = config.get("hidden_size", product)
+    found = config.get("hidden_size") or config.get("d_model") or product
+    text = config.get("text_config")
+    if not found and isinstance(text, Mapping):
+        return width_of(text)
     return found if isinstance(found, int) else 0

@@ -254,7 +254,9 @@ class _Needs:
 
 def _width(component: object) -> int:
     config = getattr(component, "config", None)
-    return width_of(config if isinstance(config, Mapping) else {"hidden_size": getattr(config, "hidden_size", 0)})
+    if isinstance(config, Mapping):
+        return width_of(config)
+    return width_of(config.to_dict()) if config is not None and hasattr(config, "to_dict") else 0
 
 
 def _published(part: Component, strategy: Strategy | None) -> PublishedComponent:

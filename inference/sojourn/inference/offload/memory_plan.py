@@ -39,12 +39,14 @@ class CacheSize:
         width: Distinct rows of a plan.
         host_bytes: Of the host tier.
         row_element_bytes: Of one element of a row.
+        transformer: The class whose projections it replaces; None for the component's own.
     """
 
     slots: int = 64
     width: int = 4
     host_bytes: int = 0
     row_element_bytes: int = 2
+    transformer: str | None = None
 
     def slab_bytes(self, outputs: int) -> int:
         """On the device, for projections with so many outputs together."""
@@ -220,9 +222,13 @@ class Demand:
         return self.settings.of(name)
 
     def activation_bytes(self, stage: frozenset[str]) -> int:
-        """What a stage with these components takes besides weights."""
-        widths = [part.hidden_size for part in self.weights if part.name in stage]
-        return activation_bytes(self.workload, hidden_size=max(widths)) if widths else 0
+        """What a stage with these components takes besides weights.
+
+        A component that tells no width, such as a decoder, is taken to be made to the measure of the model.
+        """
+        widths = {part.name: part.hidden_size for part in self.weights}
+        own = [width for name, width in widths.items() if name in stage]
+        return activation_bytes(self.workload, hidden_size=max(own) or max(widths.values())) if own else 0
 
 
 def plan_memory(demand: Demand, machine: Machine) -> MemoryPlan:

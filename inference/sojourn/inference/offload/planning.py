@@ -41,7 +41,8 @@ def plan_model(
     Raises:
         Unsupported: An option names a component that the model does not have, or a mode that it cannot have.
     """
-    weights = model_weights(folder, precision=_PRECISIONS[dtype])
+    named = {name: cache.transformer for name, cache in options.caches.items() if cache.transformer}
+    weights = model_weights(folder, precision=_PRECISIONS[dtype], transformers=named)
     names = {part.name for part in weights}
     _check_names(options, weights)
     demand = Demand(
@@ -89,7 +90,8 @@ def with_plan_caches(options: OffloadOptions, folder: ModelFolder, settings: Pla
     for name, part in folder.components.items():
         saving = None if settings.mode is PlanCacheMode.OFF else saving_of(part, settings)
         if saving is not None and (settings.mode is PlanCacheMode.ON or saving.saved_bytes > 0):
-            caches.setdefault(name, CacheSize(slots=settings.plans, width=settings.width))
+            transformer = settings.projected_as(name, part.class_name)
+            caches.setdefault(name, CacheSize(slots=settings.plans, width=settings.width, transformer=transformer))
     return replace(options, caches=caches)
 
 

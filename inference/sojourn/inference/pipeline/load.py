@@ -12,6 +12,7 @@ import torch
 import transformers
 from sojourn.inference.adaln.caches import PlanCaches
 from sojourn.inference.adaln.counters import Counters, Observer
+from sojourn.inference.adaln.overrides import check_components
 from sojourn.inference.adaln.settings import PlanCacheSettings
 from sojourn.inference.errors import ModelError, Unsupported
 from sojourn.inference.families.family import Family
@@ -81,6 +82,7 @@ def load_pipeline(
         ModelError: The folder cannot be served; the reason says why.
         DoesNotFit: The memory plan finds no placement; the message has the number needed.
         Unsupported: CUDA was asked for and there is none, or the plan cache was asked for and cannot serve the model.
+        SettingRefused: A family was named for a component that there is not, or that is not of it.
         TableUnreadable: A table of measured errors is not one.
     """
     where = torch_device(device)
@@ -89,7 +91,9 @@ def load_pipeline(
     family = family_of(folder)
     _check_serves_something(folder, family)
     dtype: torch.dtype = getattr(torch, precision.value)
-    plans = PlanCaches(plan_settings or PlanCacheSettings(), where, plan_observer or Counters())
+    settings = plan_settings or PlanCacheSettings()
+    check_components(settings.families, folder.components)
+    plans = PlanCaches(settings, where, plan_observer or Counters())
     left_out = {name: plans.leave_out(part) for name, part in folder.components.items()}
     options = with_usual_request(offload or OffloadOptions(), folder, family.usual)
     options = with_plan_caches(options, folder, plans.settings)
@@ -106,7 +110,8 @@ def load_pipeline(
         )
         for name, part in folder.components.items()
     }
-    plans.open(components)
+    # Weights are pinned after this: the host tier takes what the plan leaves them, not what is free now.
+    plans.open(components, host_left_bytes=plan.headroom_bytes()["host"])
     for component in components.values():
         log_component(component)
     pipeline = Pipeline(

@@ -6,7 +6,7 @@ Enumerations never say On, Off, Yes or No, and no property is called `n` or `y`:
 import re
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
 # The syntax that the API server itself accepts, without a sign: negative sizes have no meaning here.
@@ -52,9 +52,33 @@ Quantity = Annotated[
         }
     ),
 ]
+SHARE_PATTERN = r"^[1-9][0-9]?%$"
+
+
+def number_or_share(*, most: int) -> tuple[Any, ...]:
+    """Annotations of a field that is a whole number, or a share in whole percent, as Kubernetes writes its own."""
+
+    def check(value: int | str) -> int | str:
+        if isinstance(value, str) and not re.match(SHARE_PATTERN, value):
+            raise ValueError(f"{value!r} is neither a whole number nor a share from 1% to 99%")
+        if isinstance(value, int) and not 0 <= value <= most:
+            raise ValueError(f"{value} is not from 0 to {most}")
+        return value
+
+    schema: dict[str, Any] = {
+        "anyOf": [{"type": "integer"}, {"type": "string"}],
+        "x-kubernetes-int-or-string": True,
+        "pattern": SHARE_PATTERN,
+        "minimum": 0,
+        "maximum": most,
+    }
+    return AfterValidator(check), WithJsonSchema(schema)
+
+
 # A name that other objects carry: a DNS subdomain.
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 AbsolutePath = Annotated[str, Field(max_length=1024, pattern=r"^/[^:]*$")]
+SecretKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
 # Labels and label selectors. Bounded so that CEL rules stay within their cost budget.
 Labels = Annotated[dict[str, Annotated[str, Field(max_length=253)]], Field(max_length=32)]
 

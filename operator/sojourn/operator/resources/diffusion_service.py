@@ -3,7 +3,18 @@
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
-from sojourn.operator.resources.base import AbsolutePath, Labels, Model, ObjectName, Quantity, rules, section
+from sojourn.operator.resources.base import (
+    AbsolutePath,
+    Labels,
+    Model,
+    ObjectName,
+    Quantity,
+    SecretKey,
+    rules,
+    section,
+)
+from sojourn.operator.resources.observability import Logging, Tracing
+from sojourn.operator.resources.peer import Peer
 
 Port = Annotated[int, Field(ge=1024, le=65535)]
 Seconds = Annotated[int, Field(ge=1, le=86400)]
@@ -161,7 +172,11 @@ class ModelCache(Model):
 class SharedHostMemory(Model):
     """Host memory that processes share: /dev/shm, and the page cache of one copy of the weights."""
 
-    size: Quantity = Field(default="1Gi", description="Size of /dev/shm. It counts against the memory limit.")
+    size: Quantity | None = Field(
+        default=None,
+        description="Size of /dev/shm. It counts against the memory limit. Left out: 1Gi, or a quarter of the memory "
+        "limit where that is less.",
+    )
     model_cache: ModelCache | None = Field(
         default=None,
         description="Keep one copy of the checkpoint on each node, owned by the pods' user: replicas there share its "
@@ -182,9 +197,7 @@ class Token(Model):
     """Bearer tokens of the gRPC port."""
 
     secret_name: ObjectName = Field(description="Secret that holds the tokens, one a line.")
-    key: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")] = Field(
-        default="tokens", description="Key in the Secret."
-    )
+    key: SecretKey = Field(default="tokens", description="Key in the Secret.")
 
 
 class Grpc(Model):
@@ -214,11 +227,26 @@ class Residency(Model):
     resources: Resources = section(Resources, "Requests and limits of the sidecar; its gpu field has no effect.")
 
 
-class Peer(Model):
-    """Pods that may call the service. Both selectors must match."""
+class StepCacheTable(Model):
+    """Measured errors of the step cache, in a ConfigMap."""
 
-    namespace_labels: Labels = Field(default_factory=dict, description="Labels of their namespace. Empty: this one.")
-    pod_labels: Labels = Field(default_factory=dict, description="Labels of the pods. Empty: all.")
+    config_map_name: ObjectName = Field(description="ConfigMap of this namespace that holds the table.")
+    key: SecretKey = Field(default="measured.json", description="Key in the ConfigMap.")
+
+
+class Quality(Model):
+    """What the quality tiers below lossless may use."""
+
+    fusions: Literal["Auto", "Enabled", "Disabled"] = Field(
+        default="Auto",
+        description="Fused kernels of the tiers extra-high and high. Auto: those that are measured to be faster when "
+        "the model is loaded. Enabled: those that run, and so the same bits on every start. Disabled: none.",
+    )
+    step_cache_table: StepCacheTable | None = Field(
+        default=None,
+        description="Errors that bench/step_cache.py has measured on checkpoints; tier high is served for those in it. "
+        "Read at the start of a pod. Left out: the table that comes with Sojourn.",
+    )
 
 
 class Network(Model):
@@ -259,8 +287,8 @@ class DiffusionServiceSpec(Model):
         json_schema_extra=rules(
             ("!has(self.autoscaling) || self.replicas == 1", "replicas has no effect with autoscaling: remove it"),
             (
-                "!has(self.resources.limits) || !('memory' in self.resources.limits) || "
-                f"{_SHM}.compareTo({_LIMIT}) < 0",
+                "!has(self.sharedHostMemory.size) || !has(self.resources.limits) || "
+                f"!('memory' in self.resources.limits) || {_SHM}.compareTo({_LIMIT}) < 0",
                 "sharedHostMemory.size counts against resources.limits.memory and must be less",
             ),
         )
@@ -275,6 +303,10 @@ class DiffusionServiceSpec(Model):
         json_schema_extra={"x-kubernetes-list-type": "set"},
     )
     device: Literal["Auto", "CPU", "CUDA"] = Field(default="Auto", description="What the model runs on.")
+    dtype: Literal["BFloat16", "Float32"] = Field(
+        default="BFloat16",
+        description="What the model computes in. Parts that it keeps in float32 stay so.",
+    )
     replicas: Annotated[int, Field(ge=0, le=1000)] = Field(
         default=1, description="Pods, where autoscaling is not set. `kubectl scale dsvc` changes it."
     )
@@ -290,6 +322,9 @@ class DiffusionServiceSpec(Model):
     scheduling: Scheduling = section(Scheduling, "Which nodes the pods go to.")
     grpc: Grpc = section(Grpc, "The port that clients call.")
     residency: Residency = section(Residency, "The sidecar that measures where the weights are.")
+    quality: Quality = section(Quality, "What the quality tiers below lossless may use.")
+    logging: Logging = section(Logging, "What both processes print.")
+    tracing: Tracing | None = Field(default=None, description="Traces of requests by OpenTelemetry. Left out: none.")
     network: Network = section(Network, "Who may reach the pods.")
     images: Images = section(Images, "Images other than the operator's defaults.")
     load_timeout_seconds: Seconds = Field(

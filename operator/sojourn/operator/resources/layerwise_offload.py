@@ -3,10 +3,12 @@
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
-from sojourn.operator.resources.base import Model, Quantity, rules
+from sojourn.operator.resources.base import Model, Quantity, number_or_share, rules
 
 Mode = Literal["Auto", "Resident", "Component", "Layerwise"]
-Layers = Annotated[int, Field(ge=0, le=1000)]
+# A number of layers, or a share of all of them; all of them are mode Resident.
+Layers = Annotated[int | str, *number_or_share(most=1000)]
+Ahead = Annotated[int | str, *number_or_share(most=64)]
 ResidentPolicy = Literal["Leading", "Strided"]
 
 _LAYERS_NEED_LAYERWISE = (
@@ -25,9 +27,8 @@ class ComponentOffload(Model):
     )
     mode: Mode = Field(default="Auto", description="As in the policy itself.")
     resident_layers: Layers | None = Field(default=None, description="Left out: as in the policy itself.")
-    prefetch_layers: Annotated[int, Field(ge=0, le=64)] | None = Field(
-        default=None, description="Left out: as in the policy itself."
-    )
+    prefetch_layers: Ahead | None = Field(default=None, description="Left out: as in the policy itself.")
+    resident_policy: ResidentPolicy | None = Field(default=None, description="Left out: as in the policy itself.")
 
 
 class LayerwiseOffloadSpec(Model):
@@ -41,10 +42,14 @@ class LayerwiseOffloadSpec(Model):
         "layers stream through a window. Auto: chosen by the memory plan.",
     )
     resident_layers: Layers | None = Field(
-        default=None, description="Layers of each component that stay on the device. Left out: by the memory plan."
+        default=None,
+        description="Layers of each component that stay on the device: a number, or a share such as 50%. Left out: by "
+        "the memory plan.",
     )
-    prefetch_layers: Annotated[int, Field(ge=0, le=64)] | None = Field(
-        default=None, description="Layers that are fetched ahead of the one that runs. Left out: by the memory plan."
+    prefetch_layers: Ahead | None = Field(
+        default=None,
+        description="Layers that are fetched ahead of the one that runs: a number, or a share such as 10%. Left out: "
+        "by the memory plan.",
     )
     resident_policy: ResidentPolicy = Field(
         default="Leading", description="Which layers stay: the first ones, or ones spread evenly."
@@ -59,6 +64,15 @@ class LayerwiseOffloadSpec(Model):
     )
     next_stage_headroom: Quantity | None = Field(
         default=None, description="Host memory to keep free for the next stage. Left out: measured per model."
+    )
+    device_memory: Quantity | None = Field(
+        default=None,
+        description="What the model may take of a device with memory of its own. Left out: what is free at its start.",
+    )
+    host_memory: Quantity | None = Field(
+        default=None,
+        description="What the model may take of the host. Left out: what is available at its start, within the memory "
+        "limit.",
     )
     components: Annotated[tuple[ComponentOffload, ...], Field(max_length=32)] = Field(
         default=(),

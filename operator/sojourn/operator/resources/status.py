@@ -78,7 +78,12 @@ class AdaLNStatus(Model):
 
     hit_ratio: str = Field(default="", description="Requests served without a build, of all, in percent.")
     builds: int = Field(default=0, description="Builds of all pods since their start.")
-    saved: str = Field(default="", description="Weights that were never loaded less what the cache takes, for people.")
+    saved: str = Field(
+        default="",
+        description="Weights that were never loaded less the rows in their place, on the device, for people. Negative "
+        "where the rows take more.",
+    )
+    host_tier: str = Field(default="", description="Host memory that rows of recent requests take, for people.")
 
 
 class MemoryPlanEntry(Model):
@@ -92,14 +97,23 @@ class MemoryPlanEntry(Model):
 
 
 class FailureStatus(Model):
-    """The last failure of a container."""
+    """The last failure of a container. Kept as a container's last state is; its times tell how old it is."""
 
     reason: str = Field(description="Such as OOMKilled, BusError or Error.")
     message: str = Field(default="", description="What the runtime said.")
     exit_code: int = Field(default=0, description="Exit code of the container.")
     container: str = Field(description="Which container.")
     pod: str = Field(description="Which pod.")
-    time: str = Field(default="", description="When it ended.", json_schema_extra={"format": "date-time"})
+    finished_at: str | None = Field(
+        default=None,
+        description="When the container ended, where the kubelet knows.",
+        json_schema_extra={"format": "date-time"},
+    )
+    recovered_at: str | None = Field(
+        default=None,
+        description="When the service was first found Ready after it. Left out: not yet.",
+        json_schema_extra={"format": "date-time"},
+    )
 
 
 class DiffusionServiceStatus(Model):
@@ -128,7 +142,11 @@ class DiffusionServiceStatus(Model):
     )
     residency: ResidencyStatus | None = Field(default=None, description="Where the weights are.")
     adaln: AdaLNStatus | None = Field(default=None, alias="adaLN", description="What the plan cache does.")
-    last_failure: FailureStatus | None = Field(default=None, description="The last failure of a container.")
+    last_failure: FailureStatus | None = Field(
+        default=None,
+        description="The last failure of a container. It stays when it is over, with recoveredAt, also when its pod is "
+        "gone.",
+    )
     release: ReleaseStatus | None = Field(default=None, description="The Helm release.")
     last_handled_reconcile_at: str = Field(
         default="", description="Value of the annotation sojourn.dev/reconcile-at that was last obeyed."
