@@ -226,8 +226,10 @@ class Helm:
             )
             # helm's own timeout ends its waits, not its requests.
             limit = self.settings.timeout_seconds + 30
+            # Not wait_for: it makes a task, and kopf, when it ends, cancels every task that was made after its start.
             try:
-                await asyncio.wait_for(process.wait(), limit)
+                async with asyncio.timeout(limit):
+                    await process.wait()
             except TimeoutError:
                 raise HelmTimedOut(f"helm {arguments[0]} did not end within {limit} s") from None
             finally:
@@ -266,7 +268,8 @@ async def _stop(process: asyncio.subprocess.Process, grace_seconds: float = 10) 
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(number)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), grace_seconds)
+            async with asyncio.timeout(grace_seconds):
+                await process.wait()
 
 
 def _environment(settings: HelmSettings) -> dict[str, str]:
