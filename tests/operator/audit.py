@@ -34,19 +34,22 @@ class Audit:
 
     def writes(self, namespace: str, since: int, *, dry_run: bool = False) -> list[Write]:
         """What the operator and its helm wrote in a namespace since a mark; dry runs apart."""
-        with self.path.open("rb") as log:
-            log.seek(since)
-            lines = log.read().splitlines()
+        lines, _ = self.lines(since)
         user = f"system:serviceaccount:{namespace}:{ACCOUNT}"
         found = [_write(entry) for entry in map(_parsed, lines) if entry.get("user", {}).get("username") == user]
         return [write for write in found if write.dry_run == dry_run]
 
+    def lines(self, since: int) -> tuple[list[bytes], int]:
+        """Whole lines since a mark, and the mark of their end."""
+        with self.path.open("rb") as log:
+            log.seek(since)
+            text = log.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        return whole.splitlines(), since + len(whole)
+
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    try:
-        entry: dict[str, Any] = json.loads(line)
-    except ValueError:  # the last line, half written
-        return {}
+    entry: dict[str, Any] = json.loads(line)
     return entry
 
 

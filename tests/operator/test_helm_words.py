@@ -56,12 +56,51 @@ def test_what_helm_says_becomes_a_type(said: str, type_: type[OperatorError]) ->
 
 
 def test_an_answer_that_is_no_release_is_a_failure(tmp_path: Path) -> None:
-    program = tmp_path / "helm"
-    program.write_text("#!/bin/sh\ncat > /dev/null; echo done\n")
-    program.chmod(0o755)
-    helm = Helm(HelmSettings(program=str(program)))
+    helm = program(tmp_path, "cat > /dev/null; echo done")
     with pytest.raises(HelmFailed, match="something else than a release: 'done"):
         asyncio.run(helm.upgrade("a", "b", {}, {}))
+
+
+def program(folder: Path, script: str) -> Helm:
+    path = folder / "helm"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return Helm(HelmSettings(program=str(path)))
+
+
+def test_values_and_answers_larger_than_any_pipe_go_through(tmp_path: Path) -> None:
+    values = {"text": "ä" * 2**20}
+    helm = program(tmp_path, "cat")
+    assert json.loads(asyncio.run(helm.template("a", "b", values))) == values
+    helm = program(tmp_path, "cat >&2; exit 1")
+    with pytest.raises(HelmFailed, match="u00e4"):
+        asyncio.run(helm.template("a", "b", values))
+
+
+def test_a_call_leaves_no_file_open(tmp_path: Path) -> None:
+    async def calls() -> tuple[int, int]:
+        helm = program(tmp_path, "cat")
+        await helm.template("a", "b", {})
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        await asyncio.gather(*(helm.template("a", "b", {}) for _ in range(20)))
+        return before, len(list(Path("/proc/self/fd").iterdir()))
+
+    before, after = asyncio.run(calls())
+    assert before == after
+
+
+def test_a_call_that_is_given_up_ends_its_helm(tmp_path: Path) -> None:
+    async def give_up() -> int:
+        helm = program(tmp_path, f"echo $$ > {tmp_path / 'pid'}; exec sleep 600")
+        call = asyncio.create_task(helm.template("a", "b", {}))
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            await asyncio.sleep(0.01)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        return int((tmp_path / "pid").read_text())
+
+    assert not Path(f"/proc/{asyncio.run(give_up())}").exists()
 
 
 def test_what_stays_until_somebody_acts_says_what_to_do() -> None:

@@ -1,6 +1,7 @@
 """sojourn-operator: the command line."""
 
 import asyncio
+import gc
 import os
 import sys
 from enum import StrEnum
@@ -117,10 +118,17 @@ def run(
             # Whoever calls the command as a function may bring a clock; from a shell it is the machine's.
             clock=context.obj or Clock(),
         )
+        _spare_the_collector()
         asyncio.run(process.run(settings, find(os.environ), defaulting.load(defaults)))
     except (BadConfiguration, ValueError) as error:
         print(f"sojourn-operator: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
+
+
+def _spare_the_collector() -> None:
+    """Imports stay for good and are not looked through; young objects are looked through by the ten thousand."""
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 def _address(text: str) -> tuple[str, int]:

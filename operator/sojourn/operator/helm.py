@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pydantic import BaseModel, Field, ValidationError
 from sojourn.operator.errors import OperatorError, Permanent, Transient
@@ -219,25 +219,36 @@ class Helm:
                 self._observe(str(arguments[0]), time.monotonic() - started, error)
 
     async def _run(self, arguments: list[str], stdin: str) -> str:
-        process = await asyncio.create_subprocess_exec(
-            self.settings.program,
-            *arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=self._environ,
-        )
-        # helm's own timeout ends its waits, not its requests.
-        limit = self.settings.timeout_seconds + 30
-        try:
-            output, errors = await asyncio.wait_for(process.communicate(stdin.encode()), limit)
-        except TimeoutError:
-            raise HelmTimedOut(f"helm {arguments[0]} did not end within {limit} s") from None
-        finally:
-            await _stop(process)
-        if process.returncode:
-            raise error_of(arguments[0], process.returncode, errors.decode(errors="replace"))
-        return output.decode()
+        # Files in memory: a pipe each would wake the loop for every piece of what helm says.
+        with _memory(stdin) as given, _memory() as output, _memory() as errors:
+            process = await asyncio.create_subprocess_exec(
+                self.settings.program, *arguments, stdin=given, stdout=output, stderr=errors, env=self._environ
+            )
+            # helm's own timeout ends its waits, not its requests.
+            limit = self.settings.timeout_seconds + 30
+            # Not wait_for: it makes a task, and kopf, when it ends, cancels every task that was made after its start.
+            try:
+                async with asyncio.timeout(limit):
+                    await process.wait()
+            except TimeoutError:
+                raise HelmTimedOut(f"helm {arguments[0]} did not end within {limit} s") from None
+            finally:
+                await _stop(process)
+            if process.returncode:
+                raise error_of(arguments[0], process.returncode, _text(errors))
+            return _text(output)
+
+
+def _memory(text: str = "") -> IO[bytes]:
+    file = os.fdopen(os.memfd_create("helm"), "w+b")
+    file.write(text.encode())
+    file.seek(0)
+    return file
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def error_of(verb: str, status: int, text: str) -> OperatorError:
@@ -257,7 +268,8 @@ async def _stop(process: asyncio.subprocess.Process, grace_seconds: float = 10) 
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(number)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), grace_seconds)
+            async with asyncio.timeout(grace_seconds):
+                await process.wait()
 
 
 def _environment(settings: HelmSettings) -> dict[str, str]:

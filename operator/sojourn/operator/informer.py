@@ -56,10 +56,14 @@ class Informer:
         if name is None:
             return
         key = Key(DIFFUSION_SERVICES.kind, metadata["namespace"], name)
+        known = self.cache.deployment_of(key) if resource is DEPLOYMENTS else None
         before = self._remember(resource, event_type, item)
         if event_type == "DELETED" or (event_type == "MODIFIED" and before != shape(item) and not _by_us(item)):
             self.suspects.add(key)
-        if resource is DEPLOYMENTS or key in self.suspects:
+        news = resource is DEPLOYMENTS and (
+            event_type == "DELETED" or known is None or _said(known) != _said(slim(item))
+        )
+        if news or key in self.suspects:
             self.queue.nudge(key)
 
     def _remember(self, resource: Resource, event_type: str | None, item: Object) -> str | None:
@@ -114,6 +118,12 @@ def slim(deployment: Object) -> Object:
         "spec": {"replicas": spec.get("replicas", 1)},
         "status": deployment.get("status") or {},
     }
+
+
+def _said(deployment: Object) -> Object:
+    """What a verdict over a slim Deployment rests on. Its controller also counts in annotations, which is no news."""
+    metadata = {name: value for name, value in deployment["metadata"].items() if name != "resourceVersion"}
+    return {**deployment, "metadata": metadata}
 
 
 def registry(

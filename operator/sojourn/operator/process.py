@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import sys
 import time
 from collections.abc import Collection
 from contextlib import AsyncExitStack
@@ -323,6 +324,10 @@ async def run(settings: Settings, access: Access, defaults: Defaults, stop: asyn
     """
     if settings.certificate:
         settings.certificate.check()
+    if sys.version_info < (3, 12):  # Where it is the default; until then asyncio takes a thread for each helm process.
+        watcher = asyncio.PidfdChildWatcher()
+        watcher.attach_loop(asyncio.get_running_loop())
+        asyncio.set_child_watcher(watcher)
     async with AsyncExitStack() as stack:
         connector = open_connector(access)
         stack.push_async_callback(connector.close)
