@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-if not Path("/dev/nvidiactl").exists():
-    os.environ.setdefault(
-        "TRITON_INTERPRET", "1"
-    )  # read when triton is imported, which torch does where it is installed
 
 import diffusers
 import numpy as np

@@ -17,16 +17,24 @@ def by_name(found: ProcessGroups) -> dict[str, object]:
     return {made.name: made for made in found.groups}
 
 
+def at_rest(pid: int) -> tuple[ProcessGroups, dict[str, int]]:
+    """Groups and smaps of a process that touched no page in between: the child goes on to wait for its next word."""
+    for _ in range(20):
+        before, found, after = smaps(pid, 0, 1 << 64), read_groups(pid), smaps(pid, 0, 1 << 64)
+        if before == after:
+            return found, after
+    raise AssertionError("the child does not come to rest")
+
+
 def test_any_process_by_mapped_file_adds_up_to_its_rss(tmp_path: Path) -> None:
     path = filled(tmp_path / "weights", 4 * MIB)
     source = "f = os.open(path, os.O_RDONLY); a = map_(2 << 20, R | W, PRIVATE, f); b = map_(2 << 20, R, SHARED, f); "
     source += "read(a, 2 << 20); write(a, 8192); read(b, 1 << 20); say()"
     with child(source, path=str(path)) as it:
-        found = read_groups(it.pid)
+        found, whole = at_rest(it.pid)
         weights = by_name(found)[str(path)]
         assert (weights.mappings, weights.mapped_bytes, weights.resident_bytes) == (2, 4 * MIB, 3 * MIB)
         assert (weights.tier, weights.written_bytes, weights.deleted) == (Tier.HOST_MAPPED, 8192, False)
-        whole = smaps(it.pid, 0, 1 << 64)
         assert sum(made.resident_bytes for made in found.groups) == whole["Rss"] == found.rss_bytes
         assert found.groups[0].resident_bytes == max(made.resident_bytes for made in found.groups)
 
