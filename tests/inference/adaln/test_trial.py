@@ -56,8 +56,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch, is_other: Callable[[torch.Tensor, to
 
 
 def verdict(dtype: torch.dtype, inputs: int = 64, *, count: int = 2) -> Verdict:
-    with Lanes(count) as lanes:
-        return Trials().verdict(product(inputs, dtype), HALVES, [1, 2, 2, 3], lanes, CPU)
+    return Trials().verdict(product(inputs, dtype), HALVES, [1, 2, 2, 3], Lanes(count), CPU)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -189,7 +188,6 @@ def test_an_error_on_a_lane_ends_the_build_on_all(two_lanes: None, is_cached: bo
     rig.source.fail_at = None
     rig.build([0.1], [0.2, 0.3])
     assert rig.holds(0.1)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("adaln-lane")]
 
 
 def test_what_the_storage_must_read_is_announced_and_forgotten_once(two_lanes: None) -> None:
@@ -202,9 +200,8 @@ def test_a_lane_computes_with_one_thread_and_the_caller_with_as_many_as_before()
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with Lanes(2) as lanes:
-            assert lanes.run(torch.get_num_threads) == 1
-            assert torch.get_num_threads() == 2
+        assert Lanes(2).run(torch.get_num_threads) == 1
+        assert torch.get_num_threads() == 2
         later: list[int] = []
         thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
         thread.start()
@@ -216,6 +213,6 @@ def test_a_lane_computes_with_one_thread_and_the_caller_with_as_many_as_before()
 
 @pytest.mark.parametrize("inference", [True, False])
 def test_a_lane_has_the_callers_mode(inference: bool) -> None:
-    with torch.inference_mode(inference), Lanes(1) as lanes:
-        assert lanes.run(torch.is_inference_mode_enabled) is inference
-        assert not lanes.run(torch.is_grad_enabled)
+    with torch.inference_mode(inference):
+        assert Lanes(1).run(torch.is_inference_mode_enabled) is inference
+        assert not Lanes(1).run(torch.is_grad_enabled)

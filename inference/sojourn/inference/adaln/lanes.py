@@ -8,7 +8,6 @@ torch, while the processor's cache still holds it.
 import functools
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from types import TracebackType
 from typing import TypeVar
 
 import torch
@@ -29,7 +28,7 @@ class Lanes:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._pool = ThreadPoolExecutor(count, "adaln-lane", _limit_threads) if count else None
+        self._pool = _pool(count) if count else None
 
     @classmethod
     def among(cls, nbytes: int, device: torch.device) -> "Lanes":
@@ -57,15 +56,6 @@ class Lanes:
         assert self._pool is not None
         return self._pool.submit(_in_mode, torch.is_inference_mode_enabled(), work)
 
-    def __enter__(self) -> "Lanes":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
-
 
 def _in_mode(inference: bool, work: Callable[[], Value]) -> Value:
     """Torch keeps its modes by thread."""
@@ -77,6 +67,12 @@ def _limit_threads() -> None:
     """For this thread alone; torch.set_num_threads would also bind threads that begin later."""
     torch.get_num_threads()  # torch sets a new thread's count at its first look, and never again
     _openmp().limit(limits=1)
+
+
+@functools.cache
+def _pool(count: int) -> ThreadPoolExecutor:
+    """Kept from build to build: a new thread waits up to 5 ms for the interpreter while the first lane is at work."""
+    return ThreadPoolExecutor(count, "adaln-lane", _limit_threads)
 
 
 @functools.cache

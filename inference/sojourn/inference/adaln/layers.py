@@ -1,5 +1,6 @@
 """A projection as a build meets it: where its weights lie, in which pieces they are read, and how they are placed."""
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -102,8 +103,17 @@ class Layer:
         """All outputs as one piece."""
         return Span(0, self.span.outputs)
 
-    def piece(self, span: Span) -> Piece:
-        """What is read for some of the outputs."""
+    @functools.cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The spans, as they are read."""
+        return tuple(map(self._piece, self.spans))
+
+    @functools.cached_property
+    def undivided(self) -> tuple[Piece, ...]:
+        """The whole layer, as it is read at a time."""
+        return (self._piece(self.whole),)
+
+    def _piece(self, span: Span) -> Piece:
         first = self.span.first + span.first
         stored = {"weight": self.weight} | ({} if self.bias is None else {"bias": self.bias})
         return Piece(

@@ -97,7 +97,7 @@ class Projector:
     def project_own(self, jobs: Sequence[Job], slab: Slab, check: Callable[[], None]) -> None:
         """Computes this rank's share of all jobs' rows, one layer after another; before each, `check` may raise."""
         lanes = Lanes.among(self._table.weight_bytes // self._ranks.size, slab.device)
-        with _full_precision() if self._precision is Precision.FP32 else nullcontext(), lanes:
+        with _full_precision() if self._precision is Precision.FP32 else nullcontext():
             tasks = self._tasks(jobs, slab, lanes)
             sweep = Sweep(self._source, slab, check, self._read)
             sweep.run([task for task in tasks if task.in_pieces], lanes)
@@ -110,15 +110,14 @@ class Projector:
         joined: dict[frozenset[int], tuple[Batch, ...]] = {}
         tasks = []
         for layer in self._layers:
-            spans = layer.spans if slab.device.type == "cpu" else (layer.whole,)
-            shape = layer.product, spans
+            is_divided = slab.device.type == "cpu"
+            shape = layer.product, layer.spans if is_divided else (layer.whole,)
             if shape not in verdicts:
                 verdicts[shape] = self._trials.verdict(*shape, rows, lanes, slab.device)
             verdict = verdicts[shape]
             if verdict.together not in joined:
                 joined[verdict.together] = batches(jobs, verdict.together, slab)
-            taken = spans if verdict.in_pieces else (layer.whole,)
-            pieces = tuple(layer.piece(span) for span in taken)
+            pieces = layer.pieces if is_divided and verdict.in_pieces else layer.undivided
             tasks.append(Task(layer, pieces, joined[verdict.together], verdict.in_pieces))
         return tasks
 

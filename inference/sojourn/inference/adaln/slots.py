@@ -83,8 +83,8 @@ class Slots:
         self._free.append(self._published.pop(key))
 
     def reserve(self, count: int) -> list[int]:
-        """Takes free slots to fill them."""
-        slots = [self._free.pop() for _ in range(count)]
+        """Takes free slots to fill them, in ascending order: rows of neighbours are written in one copy."""
+        slots = sorted(self._free.pop() for _ in range(count))
         self._reserved.update(slots)
         return slots
 

@@ -54,8 +54,10 @@ class Sweep:
         with ReadAhead(self._source) as storage:
             queue = _Queue(tasks, storage, self._check)
 
+            buffers = [_buffer(largest, self._slab.device) for _ in range(max(1, lanes.count))]
+
             def work() -> None:
-                buffer = _buffer(largest, self._slab.device)
+                buffer = buffers.pop()
                 with queue:
                     while (taken := queue.take()) is not None:
                         self._project(*taken, buffer, queue)
