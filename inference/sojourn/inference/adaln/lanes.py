@@ -15,7 +15,7 @@ from sojourn.inference.adaln.layers import PIECE_BYTES
 from threadpoolctl import ThreadpoolController
 
 Value = TypeVar("Value")
-# What one socket's memory gives, eight readers take.
+# Each holds a piece in memory, and a processor's memory feeds a few readers at most. Measured with two only.
 _MOST = 8
 
 

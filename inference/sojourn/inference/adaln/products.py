@@ -42,16 +42,15 @@ class Batch:
     @classmethod
     def of(cls, jobs: Sequence[Job], slab: Slab) -> "Batch":
         """The jobs' plans, one behind the other."""
-        firsts = [0, *itertools.accumulate(job.plan.rows for job in jobs)]
+        ends = itertools.accumulate(job.plan.rows for job in jobs)
+        placed = [(job, end - job.plan.rows) for job, end in zip(jobs, ends, strict=True)]
         pairs = [
             (slab.first_row(job.slot) + stored, first + made)
-            for job, first in zip(jobs, firsts, strict=False)
+            for job, first in placed
             for stored, made in enumerate(job.plan.first_rows)
         ]
-        repeated = [
-            (job.plan, first) for job, first in zip(jobs, firsts, strict=False) if not job.plan.rows_are_distinct
-        ]
-        return cls(_joined(jobs), tuple(runs(pairs)), tuple(repeated))
+        repeated = tuple((job.plan, first) for job, first in placed if not job.plan.rows_are_distinct)
+        return cls(_joined(jobs), tuple(runs(pairs)), repeated)
 
     def project(
         self, name: str, weight: torch.Tensor, bias: torch.Tensor | None, slab: Slab, *, first_output: int
@@ -94,9 +93,11 @@ def batches(jobs: Sequence[Job], together: frozenset[int], slab: Slab) -> tuple[
 def _joined(jobs: Sequence[Job]) -> Mapping[str, torch.Tensor]:
     """Most families have one conditioning vector for all projections: joined once."""
     joined: dict[tuple[int, ...], torch.Tensor] = {}
+    by_name = {}
     for name in jobs[0].conditioning:
         vectors = [job.conditioning[name] for job in jobs]
         key = tuple(map(id, vectors))
         if key not in joined:
             joined[key] = vectors[0] if len(vectors) == 1 else torch.cat(vectors)
-    return {name: joined[tuple(id(job.conditioning[name]) for job in jobs)] for name in jobs[0].conditioning}
+        by_name[name] = joined[key]
+    return by_name

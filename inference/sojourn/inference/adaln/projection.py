@@ -6,7 +6,6 @@ has shown that neither changes a bit; otherwise every plan is projected at its o
 Each weight is read once for all plans of a build.
 """
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 
@@ -109,8 +108,8 @@ class Projector:
         verdicts: dict[object, Verdict] = {}
         joined: dict[frozenset[int], tuple[Batch, ...]] = {}
         tasks = []
+        is_divided = slab.device.type == "cpu"
         for layer in self._layers:
-            is_divided = slab.device.type == "cpu"
             shape = layer.product, layer.spans if is_divided else (layer.whole,)
             if shape not in verdicts:
                 verdicts[shape] = self._trials.verdict(*shape, rows, lanes, slab.device)
@@ -138,7 +137,7 @@ class Projector:
         deferred = Deferred()
         lengths = [job.plan.length for job in jobs]
         stored = [slab.first_row(job.slot) + row for job in jobs for row in range(job.plan.length)]
-        places = list(runs(zip(stored, itertools.count(), strict=False)))
+        places = list(runs((place, row) for row, place in enumerate(stored)))
         for index, name in enumerate(self._order):
             entry = self._table[name]
             for owner, first, last in self._owned(index, entry):

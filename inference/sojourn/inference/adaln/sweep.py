@@ -31,7 +31,7 @@ class Task:
 
 
 class Sweep:
-    """Reads the layers of tasks into buffers of a piece each and stores the products.
+    """Reads the layers of tasks, piece by piece, into one buffer a lane, and stores the products.
 
     Args:
         source: The weights.
@@ -53,7 +53,7 @@ class Sweep:
         largest = max((piece.nbytes for task in tasks for piece in task.pieces), default=0)
         with ReadAhead(self._source) as storage:
             queue = _Queue(tasks, storage, self._check)
-
+            # Taken by the caller: what its thread gives back, its next build gets without a page fault.
             buffers = [_buffer(largest, self._slab.device) for _ in range(max(1, lanes.count))]
 
             def work() -> None:
