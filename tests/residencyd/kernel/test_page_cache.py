@@ -39,6 +39,16 @@ def test_sampling_comes_close_and_says_that_it_is_an_estimate(half_cached: Path)
     assert abs(estimate.cached_bytes - 8 * MIB) <= MIB
 
 
+def test_sampling_again_and_again_finds_what_it_found_at_first(half_cached: Path) -> None:
+    """Each probe of an absent byte has its page read: the next call must not take that for what is cached."""
+    with half_cached.open("rb") as file:
+        before = cachestat(file.fileno()).cached_bytes
+        estimates = [sample(file.fileno(), length=16 * MIB).cached_bytes for _ in range(20)]
+        after = cachestat(file.fileno()).cached_bytes
+    assert all(abs(estimate - 8 * MIB) <= MIB for estimate in estimates), estimates
+    assert after - before <= 20 * page_cache.SAMPLES // 2 * PAGE // 4, "most of what was dragged in is still there"
+
+
 def test_sampling_of_little_and_of_nothing(half_cached: Path) -> None:
     with half_cached.open("rb") as file:
         assert sample(file.fileno(), length=0) == CacheEstimate(0, 0)

@@ -3,17 +3,20 @@
 cachestat(2) (Linux 6.5) is exact and takes 0.05 to 0.1 ms for 3 to 4 GiB. It lies or refuses in two cases, both of
 which are checked for here: a reader that neither owns the file nor may write it gets EPERM, and on overlayfs, whose
 own inode holds no pages, it reports 0. There remains `sample`: one byte at a time by preadv2(RWF_NOWAIT), which
-answers EAGAIN for what would have to be read first. It is an estimate, about 13 µs a probe, and it drags a little in.
+answers EAGAIN for what would have to be read first. It is an estimate, about 13 µs a probe.
 
 mincore(2) says of a file that one neither owns nor may write that all of it is resident, so it is asked only about
 files of one's own. It sees through overlayfs, which neither of the others does, at 20 ms for 4 GiB.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
+import random
 import stat
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from sojourn.residencyd.kernel import syscalls
@@ -23,8 +26,10 @@ from sojourn.residencyd.kernel.syscalls import PAGE_BYTES
 # The reason label of a refused overlay file.
 OVERLAY = "overlayfs"
 
-# Probes of one estimate: exact at 1 MiB per probe where measured; 64 of them dragged 0.2 MiB in.
+# Probes of one estimate: exact at 1 MiB per probe where measured.
 SAMPLES = 64
+# By then a disk has read a page.
+_READ_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -109,8 +114,12 @@ def cachestat(descriptor: int, *, offset: int = 0, length: int = 0, file_system:
 
 
 def sample(descriptor: int, *, offset: int = 0, length: int, samples: int = SAMPLES) -> CacheEstimate:
-    """Estimates what of a file range is in the page cache by probing evenly spaced bytes. Needs only read access.
+    """Estimates what of a file range is in the page cache by probing bytes all over it. Needs only read access.
 
+    To ask for a byte that is not there makes Linux read its page, and next to cached ones many more unless it is told
+    that reads are random. So no two calls probe the same bytes, or the second
+    would find what the first has brought in; and what a call has brought in it drops again, but for pages that a slow
+    storage is still reading.
     Holes of a sparse file count as cached or not by chance: they are no weights.
 
     Args:
@@ -127,11 +136,15 @@ def sample(descriptor: int, *, offset: int = 0, length: int, samples: int = SAMP
     if probes <= 0:
         return CacheEstimate(cached_bytes=0, probes=0)
     buffer = bytearray(1)
-    # The middle of each of `probes` equal parts.
-    hits = sum(
-        _is_cached(descriptor, buffer, offset + (2 * index + 1) * length // (2 * probes)) for index in range(probes)
-    )
-    return CacheEstimate(cached_bytes=length * hits // probes, probes=probes)
+    # Somewhere in each of `probes` equal parts.
+    probed = [offset + int((index + random.random()) * length / probes) for index in range(probes)]
+    with _no_read_ahead(descriptor):
+        missed = [at for at in probed if not _is_cached(descriptor, buffer, at)]
+    if missed:
+        time.sleep(_READ_S)
+    for at in missed:
+        _drop(descriptor, at)
+    return CacheEstimate(cached_bytes=length * (probes - len(missed)) // probes, probes=probes)
 
 
 def mincore(descriptor: int, *, offset: int = 0, length: int) -> int:
@@ -170,3 +183,20 @@ def _is_cached(descriptor: int, buffer: bytearray, offset: int) -> bool:
         return False
     except OSError as error:
         raise NotSupported("sample", why="RWF_NOWAIT does not work on this file", number=error.errno or 0) from error
+
+
+@contextlib.contextmanager
+def _no_read_ahead(descriptor: int) -> Iterator[None]:
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_NORMAL)
+
+
+def _drop(descriptor: int, offset: int) -> None:
+    """Drops the page of a byte, unless somebody maps it."""
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(descriptor, offset - offset % PAGE_BYTES, PAGE_BYTES, os.POSIX_FADV_DONTNEED)
