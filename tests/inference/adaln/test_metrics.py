@@ -103,15 +103,15 @@ def test_each_path_moves_its_counters_by_what_happened(tmp_path: Path) -> None:
     with pytest.raises(PlansRefused):
         rig.build([0.1, 0.2, 0.3])
     step("a refusal", {"plan_cache_requests_total refused": 1, "plan_cache_refused_requests_total too_wide": 1})
-    rig.source.fail_at = "norm_out.modulation.bias"
+    rig.source.fail_at = "norm_out.modulation.weight"
     with pytest.raises(Injected):
         rig.build([0.7])
-    bias_bytes = rig.source.tensors["norm_out.modulation.bias"].nbytes
+    unread_bytes = rig.source.tensors["norm_out.modulation.weight"].nbytes
     step(
         "a failure",
         {
             "plan_cache_requests_total failed": 1,
-            "plan_cache_read_bytes_total": weight_bytes - bias_bytes,
+            "plan_cache_read_bytes_total": weight_bytes - unread_bytes,
             "plan_cache_evicted_plans_total gpu": 1,
         },
     )
@@ -157,7 +157,7 @@ def test_the_request_path_logs_nothing_above_debug(tmp_path: Path, caplog: pytes
         rig.build([0.9])
         with pytest.raises(PlansRefused):
             rig.build([0.1, 0.2, 0.3])
-        rig.source.fail_at = "norm_out.modulation.bias"
+        rig.source.fail_at = "norm_out.modulation.weight"
         with pytest.raises(Injected):
             rig.build([0.99])
         rig.source.fail_at = None

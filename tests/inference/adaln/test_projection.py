@@ -1,5 +1,7 @@
 """The projection: distinct rows alone, weights as they lie, and the two precisions."""
 
+import time
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +12,7 @@ from sojourn.inference.adaln.settings import Precision
 from sojourn.inference.adaln.weights import Part
 from torch.nn import functional
 
-from tests.inference.adaln.toys import TOY, Injected, Inputs, embed, fresh_rows, make_rig, step
+from tests.inference.adaln.toys import PROJECTIONS, TOY, Injected, Inputs, embed, fresh_rows, make_rig, step
 
 
 def test_repeated_rows_are_stored_once_and_handed_out_as_often_as_asked() -> None:
@@ -54,9 +56,9 @@ def test_weights_are_aligned_as_they_lie_in_the_file(shift: int) -> None:
         def places(self) -> Any:
             return places
 
-        def read(self, part: Part, buffer: torch.Tensor) -> torch.Tensor:
-            seen[part.name] = buffer.data_ptr() % 64
-            return super().read(part, buffer)
+        def read(self, part: Part, into: memoryview) -> None:
+            seen[part.name] = torch.frombuffer(into, dtype=torch.uint8).data_ptr() % 64
+            super().read(part, into)
 
     rig.cache.projector.retarget(Shifted(rig.source.tensors))
     rig.build([0.3])
@@ -100,28 +102,91 @@ def test_weights_stored_in_another_dtype_are_computed_in_that_of_the_model() -> 
         assert torch.equal(rig.rows(name, 0.3), rows)
 
 
-def test_every_layer_is_announced_read_and_forgotten_once() -> None:
+def test_what_was_not_in_memory_is_read_once_and_leaves_it_at_once() -> None:
     rig = make_rig()
+    done: list[str] = []
+    read, forget = rig.source.read, rig.source.forget
+    rig.source.read = lambda part, into: (done.append(f"read {part.name}"), read(part, into))[1]  # type: ignore[func-returns-value,method-assign]
+    rig.source.forget = lambda parts: (done.extend(f"forget {part.name}" for part in parts), forget(parts))[1]  # type: ignore[func-returns-value,method-assign]
     rig.build([0.3], [0.4])
+    assert rig.source.forgotten == rig.source.reads
     assert len(rig.source.reads) == 2 * len(rig.cache.slab.table.entries)
-    assert rig.source.announced == rig.source.forgotten == rig.source.reads
+    assert done == [f"{what} {name}" for name in rig.source.reads for what in ("read", "forget")]
 
 
-def test_what_is_in_memory_already_is_neither_asked_for_nor_dropped() -> None:
+def test_what_is_in_memory_is_read_from_there_and_stays() -> None:
     rig = make_rig()
     rig.source.cached = True
     rig.build([0.3], [0.4])
-    assert rig.source.announced == rig.source.forgotten == []
+    assert rig.source.forgotten == []
     assert len(rig.source.reads) == 2 * len(rig.cache.slab.table.entries)
 
 
-def test_a_failed_build_drops_what_it_had_asked_for() -> None:
+@pytest.mark.parametrize("first", range(4))
+def test_of_weights_that_are_there_in_part_those_that_were_stay(first: int) -> None:
+    """What is there is known before the storage is read, which brings in more."""
     rig = make_rig()
-    rig.source.fail_at = "blocks.0.modulation.weight"
-    with pytest.raises(Injected):
+    there = {f"{name}.{leaf}" for name in PROJECTIONS[first : first + 2] for leaf in ("weight", "bias")}
+
+    class ReadAhead(type(rig.source)):  # type: ignore[misc]
+        def read_cached(self, part: Part, into: memoryview) -> bool:
+            if part.name in there:
+                self.read(part, into)
+            return part.name in there
+
+        def absent(self, parts: Iterable[Part]) -> list[Part]:
+            return [part for part in parts if part.name not in there]
+
+        def read(self, part: Part, into: memoryview) -> None:
+            super().read(part, into)
+            if part.name not in there:
+                there.update(self.tensors)
+
+    source = ReadAhead(rig.source.tensors)
+    stays = set(there)
+    rig.cache.projector.retarget(source)
+    rig.build([0.3])
+    assert set(source.forgotten) == set(source.reads) - stays
+    assert len(source.reads) == 2 * len(PROJECTIONS)
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor reads as it would if another device computed."""
+    monkeypatch.setattr("sojourn.inference.adaln.sweep._reads_beside", lambda device: True)
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_while_a_device_computes_a_layer_the_next_is_read(beside: None, is_cached: bool) -> None:
+    rig = make_rig()
+    rig.source.cached = is_cached
+    write, written = rig.cache.slab.write, []
+
+    def waiting(name: str, *args: Any, **kwargs: Any) -> None:
+        written.append(name)
+        deadline = time.monotonic() + 30
+        while len(rig.source.reads) < 2 * min(len(written) + 1, len(PROJECTIONS)):
+            assert time.monotonic() < deadline, f"nothing is read while {name} is computed"
+            time.sleep(0.001)
+        write(name, *args, **kwargs)
+
+    rig.cache.slab.write = waiting  # type: ignore[method-assign]
+    rig.build([0.3])
+    assert sorted(written) == sorted(PROJECTIONS)
+    for name, rows in fresh_rows(rig.transformer, 0.3).items():
+        assert torch.equal(rig.rows(name, 0.3), rows), name
+
+
+@pytest.mark.parametrize("name", PROJECTIONS)
+def test_an_error_while_reading_beside_leaves_nothing(beside: None, name: str) -> None:
+    rig = make_rig()
+    rig.source.fail_at = f"{name}.weight"
+    with pytest.raises(Injected, match=name):
         rig.build([0.3])
-    assert len(rig.source.announced) > len(rig.source.reads)
-    assert rig.source.forgotten == rig.source.announced
+    rig.check()
+    rig.source.fail_at = None
+    rig.build([0.3])
+    assert rig.holds(0.3)
 
 
 def test_layers_are_read_in_the_order_of_the_file() -> None:

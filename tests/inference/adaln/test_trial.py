@@ -1,6 +1,9 @@
 """Products are taken together, in pieces and on lanes only where that changes no bit, whatever the kernels are."""
 
+import contextlib
+import itertools
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +14,7 @@ from sojourn.inference.adaln import trial
 from sojourn.inference.adaln.lanes import Lanes
 from sojourn.inference.adaln.layers import Product, Span
 from sojourn.inference.adaln.trial import Trials, Verdict
+from sojourn.inference.adaln.weights import Part
 from torch.nn import functional
 
 from tests.inference.adaln.toys import CPU, Injected, fresh_rows, make_rig
@@ -184,16 +188,35 @@ def test_an_error_on_a_lane_ends_the_build_on_all(two_lanes: None, is_cached: bo
     with pytest.raises(Injected, match=r"blocks\.1"):
         rig.build([0.1], [0.2, 0.3])
     rig.check()
-    assert sorted(rig.source.forgotten) == sorted(rig.source.announced)
     rig.source.fail_at = None
     rig.build([0.1], [0.2, 0.3])
     assert rig.holds(0.1)
 
 
-def test_what_the_storage_must_read_is_announced_and_forgotten_once(two_lanes: None) -> None:
+def test_of_what_is_not_in_memory_one_lane_reads_at_a_time_and_in_order(two_lanes: None) -> None:
     rig = make_rig()
+    busy, order = threading.Lock(), []
+    read = rig.source.read
+
+    def alone(part: Part, into: memoryview) -> None:
+        if part.name.endswith("bias"):  # read where a piece is taken
+            return read(part, into)
+        with contextlib.ExitStack() as reading:
+            assert busy.acquire(blocking=False), "two lanes read at a time"
+            reading.callback(busy.release)
+            order.append((list(rig.source.tensors).index(part.name), part.first))
+            time.sleep(0.002)
+            return read(part, into)
+
+    rig.source.read = alone  # type: ignore[method-assign]
     rig.build([0.3], [0.4])
-    assert sorted(rig.source.announced) == sorted(rig.source.forgotten) == sorted(rig.source.reads)
+    # But for a piece that a lane had taken when the other found the first one missing.
+    assert sum(later < earlier for earlier, later in itertools.pairwise(order)) <= 1, order
+    assert len(order) > len(rig.cache.slab.table.entries)
+    assert sorted(rig.source.forgotten) == sorted(rig.source.reads)
+    assert rig.counters.read_bytes == rig.cache.slab.table.weight_bytes
+    for name, fresh in fresh_rows(rig.transformer, 0.3).items():
+        assert torch.equal(rig.rows(name, 0.3), fresh), name
 
 
 def test_a_lane_computes_with_one_thread_and_the_caller_with_as_many_as_before() -> None:

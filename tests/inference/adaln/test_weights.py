@@ -30,43 +30,41 @@ def weights(path: Path) -> WeightFiles:
     return WeightFiles([read_safetensors(path)])
 
 
-def buffer() -> torch.Tensor:
-    return torch.empty(ROWS * COLUMNS * 4 + 64, dtype=torch.uint8)
+def read(weights: WeightFiles, part: Part) -> torch.Tensor:
+    """Rows as the stored tensor has them."""
+    place = weights.places[part.name]
+    stored = bytearray(part.span(place)[1])
+    weights.read(part, memoryview(stored))
+    assert place.dtype is not None
+    return torch.frombuffer(stored, dtype=place.dtype).view(-1, *place.shape[1:])
 
 
 def test_a_tensor_is_what_the_file_holds(weights: WeightFiles, path: Path) -> None:
     for name, expected in load_file(path).items():
-        read = weights.read(Part(name), buffer())
-        assert read.dtype == expected.dtype
-        assert torch.equal(read, expected)
+        stored = read(weights, Part(name))
+        assert stored.dtype == expected.dtype
+        assert torch.equal(stored, expected)
 
 
 def test_a_part_is_some_rows(weights: WeightFiles, path: Path) -> None:
     whole = load_file(path)
-    assert torch.equal(weights.read(Part("b.weight", 100, 300), buffer()), whole["b.weight"][100:300])
-    assert torch.equal(weights.read(Part("a.bias", 5, 9), buffer()), whole["a.bias"][5:9])
-
-
-def test_the_buffer_is_what_is_handed_out(weights: WeightFiles) -> None:
-    one = buffer()
-    assert weights.read(Part("b.weight"), one).data_ptr() == one.data_ptr()
+    assert torch.equal(read(weights, Part("b.weight", 100, 300)), whole["b.weight"][100:300])
+    assert torch.equal(read(weights, Part("a.bias", 5, 9)), whole["a.bias"][5:9])
 
 
 def test_what_is_not_in_the_page_cache_is_asked_for_and_dropped(weights: WeightFiles) -> None:
     there, asked = Part("a.weight"), Part("b.weight", 1024, 2048)
     for part in (there, asked):
-        weights.read(part, buffer())
+        read(weights, part)
     assert weights.absent([there, asked]) == []
     weights.forget([asked])
     assert weights.absent([there, asked]) == [asked]
     weights.will_need([asked])
-    weights.read(asked, buffer())
+    read(weights, asked)
     assert weights.absent([there, asked]) == []
 
 
-def test_where_the_exact_answer_is_withheld_bytes_are_sampled(
-    weights: WeightFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_the_exact_answer_is_withheld_bytes_are_sampled(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Overlay file systems answer 0 whatever is there, and some kernels and owners refuse."""
     for answer in (
         CacheCounts(0, 0, 0),
@@ -80,7 +78,8 @@ def test_where_the_exact_answer_is_withheld_bytes_are_sampled(
             return answer
 
         monkeypatch.setattr("sojourn.inference.adaln.weights.page_cache.cachestat", exact)
-        weights.read(Part("a.weight"), buffer())
+        weights = WeightFiles([read_safetensors(path)])
+        read(weights, Part("a.weight"))
         assert weights.absent([Part("a.weight")]) == []
         weights.forget([Part("a.weight")])
         assert weights.absent([Part("a.weight")]) == [Part("a.weight")]
@@ -94,7 +93,7 @@ def test_a_file_system_that_cannot_tell_costs_nothing(weights: WeightFiles, monk
         monkeypatch.setattr(f"sojourn.inference.adaln.weights.page_cache.{name}", refuse)
     assert weights.absent([Part("a.bias")]) == [Part("a.bias")]
     weights.will_need([Part("a.bias")])
-    assert weights.read(Part("a.bias"), buffer()).shape == (ROWS,)
+    assert read(weights, Part("a.bias")).shape == (ROWS,)
     weights.forget([Part("a.bias")])
 
 
@@ -102,7 +101,7 @@ def test_a_file_that_has_become_shorter_is_no_tensor_of_zeros(weights: WeightFil
     os.truncate(path, path.stat().st_size - 8)
     last = max(weights.places, key=lambda name: weights.places[name].offset)
     with pytest.raises(WeightsChanged, match="ends within"):
-        weights.read(Part(last), buffer())
+        read(weights, Part(last))
 
 
 def test_a_file_that_is_not_the_one_that_was_checked_is_not_opened(path: Path) -> None:
@@ -110,3 +109,14 @@ def test_a_file_that_is_not_the_one_that_was_checked_is_not_opened(path: Path) -
     save_file({"a.weight": torch.zeros(3)}, path)
     with pytest.raises(WeightsChanged, match="not the one that was checked"):
         WeightFiles([checked])
+
+
+def test_what_is_not_in_the_page_cache_is_not_waited_for(weights: WeightFiles, path: Path) -> None:
+    part = Part("b.weight")
+    stored = memoryview(bytearray(part.span(weights.places[part.name])[1]))
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    assert not weights.read_cached(part, stored)
+    expected = read(weights, part)
+    assert weights.read_cached(part, stored)
+    assert torch.equal(torch.frombuffer(stored, dtype=torch.float32).view(ROWS, COLUMNS), expected)

@@ -56,6 +56,7 @@ def embed(transformer: nn.Module, inputs: Inputs) -> torch.Tensor:
     return functional.silu(transformer.time_embedder(inputs["timestep"][:, None].float()))
 
 
+PROJECTIONS = ["blocks.0.modulation", "blocks.1.modulation", "blocks.2.modulation", "norm_out.modulation"]
 TOY = Family(
     name="toy",
     transformer="Toy",
@@ -79,14 +80,13 @@ class Injected(Exception):
 
 @dataclass
 class MemorySource:
-    """Weights in memory that records who asks for what, and fails where told."""
+    """Weights in memory that record who asks for what, and fail where told."""
 
     tensors: Mapping[str, torch.Tensor]
     fail_at: str | None = None
     fail_check: bool = False
     cached: bool = False
     reads: list[str] = field(default_factory=list)
-    announced: list[str] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
 
     @classmethod
@@ -107,18 +107,17 @@ class MemorySource:
     def absent(self, parts: Iterable[Part]) -> list[Part]:
         return [] if self.cached else list(parts)
 
-    def will_need(self, parts: Iterable[Part]) -> None:
-        self.announced += [part.name for part in parts]
+    def read_cached(self, part: Part, into: memoryview) -> bool:
+        if self.cached:
+            self.read(part, into)
+        return self.cached
 
-    def read_cached(self, part: Part, buffer: torch.Tensor) -> torch.Tensor | None:
-        return self.read(part, buffer) if self.cached else None
-
-    def read(self, part: Part, buffer: torch.Tensor) -> torch.Tensor:
+    def read(self, part: Part, into: memoryview) -> None:
         self.reads.append(part.name)
         if part.name == self.fail_at:
             raise Injected(part.name)
-        rows = self.tensors[part.name][part.first : part.last]
-        return buffer[: rows.nbytes].view(rows.dtype).view(rows.shape).copy_(rows)
+        rows = self.tensors[part.name][part.first : part.last].reshape(-1)
+        torch.frombuffer(into, dtype=torch.uint8).copy_(rows.view(torch.uint8))
 
     def forget(self, parts: Iterable[Part]) -> None:
         self.forgotten += [part.name for part in parts]

@@ -99,12 +99,14 @@ def _tensor_digest(weights: WeightFiles, name: str) -> str:
     digest = hashlib.sha256(f"{name}:{place.dtype}:{place.shape}".encode())
     rows = place.shape[0] if place.shape else 1
     step = max(1, _CHUNK_BYTES // max(1, place.nbytes // max(1, rows)))
-    buffer = torch.empty(place.nbytes // max(1, rows) * min(step, rows), dtype=torch.uint8)
+    buffer = memoryview(bytearray(place.nbytes // max(1, rows) * min(step, rows)))
     for first in range(0, rows, step):
         part = Part(name, first, min(rows, first + step))
+        stored = buffer[: part.span(place)[1]]
         absent = weights.absent([part])
         weights.will_need(absent)
-        digest.update(_bytes(weights.read(part, buffer)))
+        weights.read(part, stored)
+        digest.update(stored)
         weights.forget(absent)
     return digest.hexdigest()
 
@@ -113,10 +115,6 @@ def _alignments(weights: WeightFiles, names: list[str]) -> list[int]:
     """Where in a cache line the float32 tensors lie, mapped or read: the bits of products of one row depend on it."""
     places = [weights.places[name] for name in names]
     return [place.offset % _LINE_BYTES for place in places if place.dtype is torch.float32]
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
 
 
 def _identity_digest(weights: WeightFiles, names: list[str]) -> str:
@@ -145,8 +143,9 @@ def _block(weights: WeightFiles, name: str, offset: int) -> bytes:
     row_bytes = max(1, place.nbytes // max(1, rows))
     first = offset // row_bytes
     part = Part(name, first, min(rows, first + max(1, _SAMPLE_BYTES // row_bytes)))
-    buffer = torch.empty(part.span(place)[1], dtype=torch.uint8)
-    return bytes(_bytes(weights.read(part, buffer))[:_SAMPLE_BYTES])
+    stored = bytearray(part.span(place)[1])
+    weights.read(part, memoryview(stored))
+    return bytes(stored[:_SAMPLE_BYTES])
 
 
 def _remembered(record: Path, samples: str) -> str | None:

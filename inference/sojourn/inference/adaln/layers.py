@@ -1,7 +1,7 @@
 """A projection as a build meets it: where its weights lie, in which pieces they are read, and how they are placed."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -32,20 +32,47 @@ class Span:
 
 
 @dataclass(frozen=True)
+class Form:
+    """How rows of a stored tensor lie in the memory that they are read into.
+
+    A mapped weight is aligned as it lies in its file, and on a CPU the bits of a float32 product of one row depend on
+    that: with the weight 4, 8 or 24 bytes off a cache line most elements differ (torch 2.13, MKL; bfloat16 does not
+    care).
+
+    Attributes:
+        at: Bytes beyond the start of a cache line.
+        nbytes: Its bytes.
+        shape, dtype: As stored.
+    """
+
+    at: int
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+
+    @classmethod
+    def of(cls, place: Place, part: Part) -> "Form":
+        """Of a part of the tensor that lies in a place."""
+        offset, nbytes = part.span(place)
+        # The loader copies, and so aligns, what is not even aligned to its dtype.
+        is_aligned = place.dtype is None or place.offset % place.dtype.itemsize == 0
+        at = (offset if is_aligned else offset - place.offset) % LINE_BYTES
+        return cls(at, nbytes, (nbytes // max(1, _row_bytes(place)), *place.shape[1:]), place.dtype)
+
+
+@dataclass(frozen=True)
 class Piece:
-    """Some outputs of a layer, as they are read and computed at a time.
+    """Some outputs of a layer, as their weights are read and computed at a time.
 
     Attributes:
         first_output: Which output of the projection they begin with.
-        parts: What is read, weight first.
-        at: Bytes beyond a cache line at which each part is placed.
-        nbytes: Bytes of a buffer that takes the parts, placed so.
+        part: What is read.
+        form: How that lies in memory.
     """
 
     first_output: int
-    parts: tuple[Part, ...]
-    at: tuple[int, ...]
-    nbytes: int
+    part: Part
+    form: Form
 
 
 @dataclass(frozen=True)
@@ -105,49 +132,23 @@ class Layer:
 
     @functools.cached_property
     def pieces(self) -> tuple[Piece, ...]:
-        """The spans, as they are read."""
-        return tuple(map(self._piece, self.spans))
+        """The weights of the spans, as they are read."""
+        return tuple(self._piece("weight", self.weight, span) for span in self.spans)
 
     @functools.cached_property
     def undivided(self) -> tuple[Piece, ...]:
-        """The whole layer, as it is read at a time."""
-        return (self._piece(self.whole),)
+        """All weights, as they are read at a time."""
+        return (self._piece("weight", self.weight, self.whole),)
 
-    def _piece(self, span: Span) -> Piece:
+    @functools.cached_property
+    def biases(self) -> Piece | None:
+        """The biases of all outputs; they are read at a time."""
+        return None if self.bias is None else self._piece("bias", self.bias, self.whole)
+
+    def _piece(self, leaf: str, place: Place, span: Span) -> Piece:
         first = self.span.first + span.first
-        stored = {"weight": self.weight} | ({} if self.bias is None else {"bias": self.bias})
-        return Piece(
-            first_output=first,
-            parts=tuple(Part(f"{self.name}.{leaf}", first, first + span.outputs) for leaf in stored),
-            at=tuple(_stored_at(place, first) for place in stored.values()),
-            nbytes=sum(span.outputs * _row_bytes(place) + LINE_BYTES for place in stored.values()),
-        )
-
-
-def read_piece(
-    piece: Piece, buffer: torch.Tensor, read: Callable[[Part, torch.Tensor], torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Reads weight and bias of a piece one behind the other, as stored, aligned as they lie in their file.
-
-    A mapped weight has that alignment, and on a CPU the bits of a float32 product of one row depend on it: with the
-    weight 4, 8 or 24 bytes off a cache line most elements differ (torch 2.13, MKL; bfloat16 does not care).
-
-    Args:
-        piece: Which outputs of which layer.
-        buffer: uint8 on the host, of at least the piece's bytes.
-        read: Reads a part into the first bytes of a buffer.
-
-    Returns:
-        [outputs, in] and [outputs], views of the buffer.
-    """
-    tensors: list[torch.Tensor] = []
-    rest = buffer
-    for part, at in zip(piece.parts, piece.at, strict=True):
-        rest = aligned(rest, at)
-        tensors.append(read(part, rest))
-        rest = rest[tensors[-1].nbytes :]
-    weight, *bias = tensors
-    return weight, bias[0] if bias else None
+        part = Part(f"{self.name}.{leaf}", first, first + span.outputs)
+        return Piece(first, part, Form.of(place, part))
 
 
 def aligned(buffer: torch.Tensor, at: int) -> torch.Tensor:
@@ -164,14 +165,7 @@ def _spans(outputs: int, row_bytes: int) -> Iterator[Span]:
 
 def _placed_at(place: Place, span: Span, dtype: torch.dtype) -> int:
     """What the loader converts is a tensor of torch's own, and so aligned."""
-    return _stored_at(place, span.first) if place.dtype == dtype else 0
-
-
-def _stored_at(place: Place, first: int) -> int:
-    """The loader copies, and so aligns, what is not even aligned to its dtype."""
-    itemsize = 1 if place.dtype is None else place.dtype.itemsize
-    start = place.offset if place.offset % itemsize == 0 else 0
-    return (start + first * _row_bytes(place)) % LINE_BYTES
+    return Form.of(place, Part("", span.first, span.last)).at if place.dtype == dtype else 0
 
 
 def _row_bytes(place: Place) -> int:

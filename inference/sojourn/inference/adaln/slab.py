@@ -67,9 +67,9 @@ class Slab:
             places: Which of the rows go where: first number among all rows of the slab, first of `rows`, and count.
             first_output: Not 0 where these are not the projection's first outputs.
         """
-        outputs = self._outputs[name][:, first_output : first_output + rows.shape[1]]
+        outputs, last_output = self._outputs[name], first_output + rows.shape[1]
         for target, source, count in places:
-            outputs[target : target + count].copy_(rows[source : source + count])
+            outputs[target : target + count, first_output:last_output].copy_(rows[source : source + count])
 
     def look_up(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """Rows of one projection, [M, outputs], by an index on the device.

@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from typing import Protocol
 
 import torch
@@ -75,22 +76,16 @@ class WeightSource(Protocol):
     def absent(self, parts: Iterable[Part]) -> list[Part]:
         """Those of the parts that are not wholly in memory: the storage would have to read them."""
 
-    def will_need(self, parts: Iterable[Part]) -> None:
-        """Has the storage begin to read rows."""
-
-    def read(self, part: Part, buffer: torch.Tensor) -> torch.Tensor:
-        """Reads rows of a tensor into the first bytes of a buffer.
+    def read(self, part: Part, into: memoryview) -> None:
+        """Reads rows of a tensor, as stored.
 
         Args:
             part: Which rows.
-            buffer: uint8 on the host, of at least as many bytes.
-
-        Returns:
-            The rows: a view of the buffer in their stored dtype.
+            into: As many bytes.
         """
 
-    def read_cached(self, part: Part, buffer: torch.Tensor) -> torch.Tensor | None:
-        """As `read` where all of it is in memory; None, at once, where the storage would have to read."""
+    def read_cached(self, part: Part, into: memoryview) -> bool:
+        """As `read` where all of it is in memory; False, at once, where the storage would have to read."""
 
     def forget(self, parts: Iterable[Part]) -> None:
         """Lets go of what the system keeps of rows that were read."""
@@ -105,9 +100,8 @@ class WeightFiles:
 
     def __init__(self, files: Sequence[SafetensorsFile]) -> None:
         self._files = tuple(files)
-        self._opened = [file.path.open("rb", buffering=0) for file in self._files]
-        for file, opened in zip(self._files, self._opened, strict=True):
-            _check_same(file, os.fstat(opened.fileno()))
+        self._opened = [_open(file) for file in self._files]
+        self._tells = [_tells(opened.fileno()) for opened in self._opened]
         self._places = {
             name: Place(
                 file=index,
@@ -140,8 +134,16 @@ class WeightFiles:
             _check_same(file, now)
 
     def absent(self, parts: Iterable[Part]) -> list[Part]:
-        """Those of the parts that are not in the page cache."""
-        return [part for part in parts if not _is_cached(*self._range(part))]
+        """Those of the parts that are not in the page cache; those, too, of which the file system cannot tell."""
+        return [part for part in parts if not self._is_cached(part)]
+
+    def _is_cached(self, part: Part) -> bool:
+        handle, offset, nbytes = self._range(part)
+        with contextlib.suppress(NotSupported, NotOwner):
+            if self._tells[self._places[part.name].file]:
+                return page_cache.cachestat(handle, offset=offset, length=nbytes).cached_bytes >= nbytes
+            return page_cache.sample(handle, offset=offset, length=nbytes, samples=_PROBES).cached_bytes == nbytes
+        return False
 
     def will_need(self, parts: Iterable[Part]) -> None:
         """Has the storage begin to read rows into the page cache."""
@@ -151,36 +153,28 @@ class WeightFiles:
         """Drops rows from the page cache, but for pages that somebody maps."""
         self._advise(parts, os.POSIX_FADV_DONTNEED)
 
-    def read(self, part: Part, buffer: torch.Tensor) -> torch.Tensor:
+    def read(self, part: Part, into: memoryview) -> None:
         """Reads rows of a tensor.
 
         Raises:
             WeightsChanged: The file has become shorter.
         """
         handle, offset, nbytes = self._range(part)
-        target = memoryview(buffer.numpy())[:nbytes]
         done = 0
         while done < nbytes:
-            count = os.preadv(handle, [target[done:]], offset + done)
+            count = os.preadv(handle, [into[done:nbytes]], offset + done)
             if count == 0:
                 path = self._files[self._places[part.name].file].path
                 raise WeightsChanged(f"{path}: ends within {part.name}; load the model again")
             done += count
-        return self._rows(part, buffer[:nbytes])
 
-    def read_cached(self, part: Part, buffer: torch.Tensor) -> torch.Tensor | None:
-        """Reads rows of a tensor that the page cache holds; None for others, or where the file system cannot tell."""
+    def read_cached(self, part: Part, into: memoryview) -> bool:
+        """Reads rows of a tensor that the page cache holds; False for others, or where the file system cannot tell."""
         handle, offset, nbytes = self._range(part)
-        target = memoryview(buffer.numpy())[:nbytes]
         try:
-            count = os.preadv(handle, [target], offset, os.RWF_NOWAIT)
+            return os.preadv(handle, [into[:nbytes]], offset, os.RWF_NOWAIT) == nbytes
         except OSError:
-            return None
-        return self._rows(part, buffer[:nbytes]) if count == nbytes else None
-
-    def _rows(self, part: Part, stored: torch.Tensor) -> torch.Tensor:
-        place = self._places[part.name]
-        return stored.view(place.dtype).view(-1, *place.shape[1:])
+            return False
 
     def _advise(self, parts: Iterable[Part], advice: int) -> None:
         for part in parts:
@@ -193,16 +187,19 @@ class WeightFiles:
         return self._opened[place.file].fileno(), *part.span(place)
 
 
-def _is_cached(handle: int, offset: int, nbytes: int) -> bool:
-    """Whether a range is in the page cache; taken not to be where the file system cannot tell."""
-    with contextlib.suppress(NotSupported, NotOwner):
-        if page_cache.cachestat(handle, offset=offset, length=nbytes).cached_bytes >= nbytes:
-            return True
-    # On overlayfs the exact answer is 0, whatever is there.
+def _tells(handle: int) -> bool:
+    """Whether the kernel knows what of a file is in the page cache. On overlayfs it says nothing, whatever is there."""
+    os.pread(handle, 1, 0)
     try:
-        return page_cache.sample(handle, offset=offset, length=nbytes, samples=_PROBES).cached_bytes == nbytes
-    except NotSupported:
+        return page_cache.cachestat(handle, length=1).cached_bytes > 0
+    except (NotSupported, NotOwner):
         return False
+
+
+def _open(file: SafetensorsFile) -> FileIO:
+    opened = file.path.open("rb", buffering=0)
+    _check_same(file, os.fstat(opened.fileno()))
+    return opened
 
 
 def _check_same(file: SafetensorsFile, now: os.stat_result) -> None:
