@@ -11,7 +11,7 @@ is the median of the pairs' ratios.
 - ready: start of a server process to SERVING, divided by the start of a process to a loaded stock pipeline
   (`from_pretrained` and `load_components`).
 
-    python bench/service.py [--pairs 7] [--rounds 5] [--json]
+    python bench/service.py [--pairs 11] [--rounds 3] [--json]
 """
 
 import argparse
@@ -207,8 +207,8 @@ def figure(name: str, pairs: list[tuple[float, float]], *, goal: float) -> Figur
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=7, help="of a server and a stock pipeline, started anew")
-    parser.add_argument("--rounds", type=int, default=5, help="of generate, in each pair")
+    parser.add_argument("--pairs", type=int, default=11, help="of a server and a stock pipeline, started anew")
+    parser.add_argument("--rounds", type=int, default=3, help="of generate, in each pair")
     parser.add_argument("--json", action="store_true", help="figures as JSON")
     parser.add_argument("--pair", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
