@@ -49,9 +49,9 @@ from sojourn.inference.adaln.counters import Counters, Result  # noqa: E402
 from sojourn.inference.adaln.families import MINIMAX_H3  # noqa: E402
 from sojourn.inference.adaln.family import Inputs  # noqa: E402
 from sojourn.inference.adaln.host import HostTier  # noqa: E402
-from sojourn.inference.adaln.landing import Landing  # noqa: E402
 from sojourn.inference.adaln.lanes import Lanes  # noqa: E402
 from sojourn.inference.adaln.layers import Layer, Piece  # noqa: E402
+from sojourn.inference.adaln.piece_buffer import PieceBuffer  # noqa: E402
 from sojourn.inference.adaln.plans import Plan  # noqa: E402
 from sojourn.inference.adaln.products import Job  # noqa: E402
 from sojourn.inference.adaln.replace import projections_of  # noqa: E402
@@ -270,11 +270,11 @@ def stock_products(cache: PlanCache, conditioning: list[Mapping[str, torch.Tenso
 
 def read_whole(cache: PlanCache, layer: Layer) -> list[torch.Tensor]:
     """Weight and bias of a layer."""
-    return [read_piece(cache, piece, Landing([piece], CPU)) for piece in (*layer.undivided, layer.biases) if piece]
+    return [read_piece(cache, piece, PieceBuffer([piece], CPU)) for piece in (*layer.undivided, layer.biases) if piece]
 
 
-def read_piece(cache: PlanCache, piece: Piece, landing: Landing) -> torch.Tensor:
-    spot = landing.spot(piece)
+def read_piece(cache: PlanCache, piece: Piece, buffer: PieceBuffer) -> torch.Tensor:
+    spot = buffer.spot(piece)
     cache.projector._source.read(piece.part, spot.target)
     return spot.tensor
 
@@ -285,16 +285,16 @@ def bare_loop(cache: PlanCache, conditioning: list[Mapping[str, torch.Tensor]]) 
     rows = {layer.name: torch.cat([read[layer.name] for read in conditioning]) for layer in layers}
     pieces = [(layer.name, piece) for layer in layers for piece in layer.pieces]
     lanes = Lanes.among(cache.slab.table.weight_bytes, CPU)
-    landings = [Landing([piece for _, piece in pieces], CPU) for _ in range(max(1, lanes.count))]
+    buffers = [PieceBuffer([piece for _, piece in pieces], CPU) for _ in range(max(1, lanes.count))]
 
     def run() -> None:
-        waiting, free = iter(pieces), list(landings)
+        waiting, free = iter(pieces), list(buffers)
 
         def work() -> None:
-            landing = free.pop()
+            buffer = free.pop()
             while taken := next(waiting, None):  # one step of the interpreter: safe between threads
                 name, piece = taken
-                torch.nn.functional.linear(rows[name], read_piece(cache, piece, landing))
+                torch.nn.functional.linear(rows[name], read_piece(cache, piece, buffer))
 
         lanes.run_on_all(work)
 

@@ -136,16 +136,13 @@ def cached(descriptor: int, extents: Iterable[Extent], *, file_system: str) -> C
     try:
         return Cached(sum(_counted(descriptor, extent) for extent in within), estimate=False)
     except NotOwner:
-        return Cached(sum(_sampled(descriptor, extent) for extent in within), estimate=True)
+        estimates = page_cache.sample_all(descriptor, [(extent.offset, extent.length) for extent in within])
+        return Cached(sum(estimate.cached_bytes for estimate in estimates), estimate=True)
 
 
 def _counted(descriptor: int, extent: Extent) -> int:
     length = -(-extent.length // PAGE_BYTES) * PAGE_BYTES
     return page_cache.cachestat(descriptor, offset=extent.offset, length=length).cached_bytes
-
-
-def _sampled(descriptor: int, extent: Extent) -> int:
-    return page_cache.sample(descriptor, offset=extent.offset, length=extent.length).cached_bytes
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,17 @@ from sojourn.inference.adaln.settings import Precision
 from sojourn.inference.adaln.weights import Part
 from torch.nn import functional
 
-from tests.inference.adaln.toys import PROJECTIONS, TOY, Injected, Inputs, embed, fresh_rows, make_rig, step
+from tests.inference.adaln.toys import (
+    PROJECTIONS,
+    TOY,
+    Injected,
+    Inputs,
+    MemorySource,
+    embed,
+    fresh_rows,
+    make_rig,
+    step,
+)
 
 
 def test_repeated_rows_are_stored_once_and_handed_out_as_often_as_asked() -> None:
@@ -103,15 +113,23 @@ def test_weights_stored_in_another_dtype_are_computed_in_that_of_the_model() -> 
 
 
 def test_what_was_not_in_memory_is_read_once_and_leaves_it_at_once() -> None:
-    rig = make_rig()
+    class Recording(MemorySource):
+        def read(self, part: Part, into: memoryview) -> None:
+            done.append(f"read {part.name}")
+            super().read(part, into)
+
+        def forget(self, parts: Iterable[Part]) -> None:
+            done.extend(f"forget {part.name}" for part in parts)
+            super().forget(parts)
+
     done: list[str] = []
-    read, forget = rig.source.read, rig.source.forget
-    rig.source.read = lambda part, into: (done.append(f"read {part.name}"), read(part, into))[1]  # type: ignore[func-returns-value,method-assign]
-    rig.source.forget = lambda parts: (done.extend(f"forget {part.name}" for part in parts), forget(parts))[1]  # type: ignore[func-returns-value,method-assign]
+    rig = make_rig()
+    source = Recording(rig.source.tensors)
+    rig.cache.projector.retarget(source)
     rig.build([0.3], [0.4])
-    assert rig.source.forgotten == rig.source.reads
-    assert len(rig.source.reads) == 2 * len(rig.cache.slab.table.entries)
-    assert done == [f"{what} {name}" for name in rig.source.reads for what in ("read", "forget")]
+    assert source.forgotten == source.reads
+    assert len(source.reads) == 2 * len(rig.cache.slab.table.entries)
+    assert done == [f"{what} {name}" for name in source.reads for what in ("read", "forget")]
 
 
 def test_what_is_in_memory_is_read_from_there_and_stays() -> None:
@@ -128,7 +146,7 @@ def test_of_weights_that_are_there_in_part_those_that_were_stay(first: int) -> N
     rig = make_rig()
     there = {f"{name}.{leaf}" for name in PROJECTIONS[first : first + 2] for leaf in ("weight", "bias")}
 
-    class ReadAhead(type(rig.source)):  # type: ignore[misc]
+    class ReadAhead(MemorySource):
         def read_cached(self, part: Part, into: memoryview) -> bool:
             if part.name in there:
                 self.read(part, into)

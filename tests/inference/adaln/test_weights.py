@@ -89,7 +89,7 @@ def test_a_file_system_that_cannot_tell_costs_nothing(weights: WeightFiles, monk
     def refuse(*_: object, **__: object) -> None:
         raise NotSupported("RWF_NOWAIT", why="this file system does not know it")
 
-    for name in ("cachestat", "sample"):
+    for name in ("cachestat", "sample_all"):
         monkeypatch.setattr(f"sojourn.inference.adaln.weights.page_cache.{name}", refuse)
     assert weights.absent([Part("a.bias")]) == [Part("a.bias")]
     weights.will_need([Part("a.bias")])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sojourn.residencyd.kernel import page_cache, syscalls
 from sojourn.residencyd.kernel.errors import NotOwner, NotSupported
-from sojourn.residencyd.kernel.page_cache import CacheEstimate, cachestat, is_own, mincore, sample
+from sojourn.residencyd.kernel.page_cache import CacheEstimate, cachestat, is_own, mincore, sample, sample_all
 
 from tests.residencyd.children import MIB, NOBODY, PAGE, filled, fincore, run_as
 
@@ -47,6 +47,16 @@ def test_sampling_again_and_again_finds_what_it_found_at_first(half_cached: Path
         after = cachestat(file.fileno()).cached_bytes
     assert all(abs(estimate - 8 * MIB) <= MIB for estimate in estimates), estimates
     assert after - before <= 20 * page_cache.SAMPLES // 2 * PAGE // 4, "most of what was dragged in is still there"
+
+
+def test_sampling_many_ranges_tells_of_each_and_waits_once(half_cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(page_cache.time, "sleep", waits.append)
+    with half_cached.open("rb") as file:
+        found = sample_all(file.fileno(), [(index * MIB, MIB) for index in range(16)])
+    assert [estimate.cached_bytes for estimate in found[:8]] == [MIB] * 8
+    assert all(estimate.cached_bytes < MIB // 2 for estimate in found[8:])
+    assert len(waits) == 1
 
 
 def test_sampling_of_little_and_of_nothing(half_cached: Path) -> None:

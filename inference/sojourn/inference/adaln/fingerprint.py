@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 from sojourn.inference.adaln.family import Family
+from sojourn.inference.adaln.layers import LINE_BYTES
 from sojourn.inference.adaln.weights import Part, WeightFiles
 
 _SAMPLES = 256
 _SAMPLE_BYTES = 4096
-_LINE_BYTES = 64
 _CHUNK_BYTES = 32 * 1024**2
 """Tensors are hashed in parts of this size, so that hashing 24 GiB never holds more than that."""
 
@@ -114,7 +114,7 @@ def _tensor_digest(weights: WeightFiles, name: str) -> str:
 def _alignments(weights: WeightFiles, names: list[str]) -> list[int]:
     """Where in a cache line the float32 tensors lie, mapped or read: the bits of products of one row depend on it."""
     places = [weights.places[name] for name in names]
-    return [place.offset % _LINE_BYTES for place in places if place.dtype is torch.float32]
+    return [place.offset % LINE_BYTES for place in places if place.dtype is torch.float32]
 
 
 def _identity_digest(weights: WeightFiles, names: list[str]) -> str:

@@ -8,9 +8,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-from sojourn.inference.adaln.landing import Landing
 from sojourn.inference.adaln.lanes import Lanes
 from sojourn.inference.adaln.layers import Layer, Piece
+from sojourn.inference.adaln.piece_buffer import PieceBuffer
 from sojourn.inference.adaln.products import Batch
 from sojourn.inference.adaln.slab import Slab
 from sojourn.inference.adaln.weights import Part, WeightSource
@@ -47,7 +47,7 @@ class _Read:
 
 
 class Sweep:
-    """Reads the layers of tasks, piece by piece, into one memory a lane, and stores the products.
+    """Reads the layers of tasks, piece by piece, into one buffer a lane, and stores the products.
 
     Args:
         source: The weights.
@@ -70,24 +70,24 @@ class Sweep:
         pieces = [piece for task in tasks for piece in task.pieces]
         is_beside = _reads_beside(self._slab.device)
         # Taken by the caller: what its thread gives back, its next build gets without a page fault.
-        landings = [Landing(pieces, self._slab.device) for _ in range(2 if is_beside else max(1, lanes.count))]
+        buffers = [PieceBuffer(pieces, self._slab.device) for _ in range(2 if is_beside else max(1, lanes.count))]
         if is_beside:
-            self._read_beside(reader, landings)
+            self._read_beside(reader, buffers)
         else:
-            lanes.run_on_all(lambda: self._read_and_project(reader, landings.pop()))
+            lanes.run_on_all(lambda: self._read_and_project(reader, buffers.pop()))
 
-    def _read_and_project(self, reader: "_Reader", landing: Landing) -> None:
+    def _read_and_project(self, reader: "_Reader", buffer: PieceBuffer) -> None:
         with reader:
-            while (read := reader.next(landing)) is not None:
+            while (read := reader.next(buffer)) is not None:
                 self._project(read)
 
-    def _read_beside(self, reader: "_Reader", landings: list[Landing]) -> None:
+    def _read_beside(self, reader: "_Reader", buffers: list[PieceBuffer]) -> None:
         """Reads a piece in a thread of its own while the caller's has the one before it computed."""
         with ThreadPoolExecutor(1, "adaln-reader") as beside, reader:
-            coming = beside.submit(reader.next, landings[0])
+            coming = beside.submit(reader.next, buffers[0])
             while (read := coming.result()) is not None:
-                landings.reverse()
-                coming = beside.submit(reader.next, landings[0])
+                buffers.reverse()
+                coming = beside.submit(reader.next, buffers[0])
                 self._project(read)
 
     def _project(self, read: _Read) -> None:
@@ -126,10 +126,11 @@ class _Reader:
         self._seeing = threading.Lock()
         self._layer: Layer | None = None
         self._bias: torch.Tensor | None = None
+        # Tensors that were not wholly in the page cache; None as long as everything was found there.
         self._absent: frozenset[str] | None = None
 
-    def next(self, landing: Landing) -> _Read | None:
-        """Reads the next piece into a landing; None when there is none left."""
+    def next(self, buffer: PieceBuffer) -> _Read | None:
+        """Reads the next piece into a buffer; None when there is none left."""
         with self._turn if self._absent is not None else nullcontext() as has_turn:
             with self._lock:
                 if not self._waiting:
@@ -139,8 +140,8 @@ class _Reader:
                     self._check()
                     self._layer, self._bias = task.layer, self._read_bias(task.layer)
                 bias = self._bias
-            spot = landing.spot(piece)
-            if self._absent is not None or not self._read_cached(piece.part, spot.target):
+            spot = buffer.spot(piece)
+            if not self._read_cached(piece.part, spot.target):
                 with nullcontext() if has_turn else self._turn:
                     self._read_stored(piece.part, spot.target)
         first = piece.first_output - task.layer.span.first
@@ -149,13 +150,13 @@ class _Reader:
     def _read_bias(self, layer: Layer) -> torch.Tensor | None:
         if layer.biases is None:
             return None
-        spot = Landing([layer.biases], torch.device("cpu")).spot(layer.biases)
-        if self._absent is not None or not self._read_cached(layer.biases.part, spot.target):
+        spot = PieceBuffer([layer.biases], torch.device("cpu")).spot(layer.biases)
+        if not self._read_cached(layer.biases.part, spot.target):
             self._read_stored(layer.biases.part, spot.target)
         return spot.tensor
 
     def _read_cached(self, part: Part, target: memoryview) -> bool:
-        is_read = self._source.read_cached(part, target)
+        is_read = self._absent is None and self._source.read_cached(part, target)
         if is_read:
             self._read(target.nbytes)
         return is_read

@@ -135,15 +135,22 @@ class WeightFiles:
 
     def absent(self, parts: Iterable[Part]) -> list[Part]:
         """Those of the parts that are not in the page cache; those, too, of which the file system cannot tell."""
-        return [part for part in parts if not self._is_cached(part)]
+        by_file: dict[int, list[Part]] = {}
+        for part in parts:
+            by_file.setdefault(self._places[part.name].file, []).append(part)
+        return [part for file, asked in by_file.items() for part in self._absent_of(file, asked)]
 
-    def _is_cached(self, part: Part) -> bool:
-        handle, offset, nbytes = self._range(part)
-        with contextlib.suppress(NotSupported, NotOwner):
-            if self._tells[self._places[part.name].file]:
-                return page_cache.cachestat(handle, offset=offset, length=nbytes).cached_bytes >= nbytes
-            return page_cache.sample(handle, offset=offset, length=nbytes, samples=_PROBES).cached_bytes == nbytes
-        return False
+    def _absent_of(self, file: int, parts: Sequence[Part]) -> list[Part]:
+        handle = self._opened[file].fileno()
+        spans = [part.span(self._places[part.name]) for part in parts]
+        try:
+            if self._tells[file]:
+                found = [page_cache.cachestat(handle, offset=at, length=nbytes).cached_bytes for at, nbytes in spans]
+            else:
+                found = [estimate.cached_bytes for estimate in page_cache.sample_all(handle, spans, samples=_PROBES)]
+        except (NotSupported, NotOwner):
+            return list(parts)
+        return [part for part, (_, nbytes), cached in zip(parts, spans, found, strict=True) if cached < nbytes]
 
     def will_need(self, parts: Iterable[Part]) -> None:
         """Has the storage begin to read rows into the page cache."""

@@ -16,7 +16,7 @@ import os
 import random
 import stat
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from sojourn.residencyd.kernel import syscalls
@@ -114,37 +114,43 @@ def cachestat(descriptor: int, *, offset: int = 0, length: int = 0, file_system:
 
 
 def sample(descriptor: int, *, offset: int = 0, length: int, samples: int = SAMPLES) -> CacheEstimate:
-    """Estimates what of a file range is in the page cache by probing bytes all over it. Needs only read access.
+    """Estimates what of a file range is in the page cache: `sample_all` of one range."""
+    (estimate,) = sample_all(descriptor, [(offset, length)], samples=samples)
+    return estimate
+
+
+def sample_all(
+    descriptor: int, ranges: Iterable[tuple[int, int]], *, samples: int = SAMPLES
+) -> tuple[CacheEstimate, ...]:
+    """Estimates what of file ranges is in the page cache by probing bytes all over them. Needs only read access.
 
     To ask for a byte that is not there makes Linux read its page, and next to cached ones many more unless it is told
-    that reads are random. So no two calls probe the same bytes, or the second
-    would find what the first has brought in; and what a call has brought in it drops again, but for pages that a slow
-    storage is still reading.
+    that reads are random. So no two calls probe the same bytes, or the second would find what the first has brought in;
+    and what a call has brought in it drops again, after waiting once for all of it, but for pages that a slow storage
+    is still reading.
     Holes of a sparse file count as cached or not by chance: they are no weights.
 
     Args:
         descriptor: An open file.
-        offset: Start in bytes.
-        length: In bytes.
-        samples: Most probes to make; fewer where the range has fewer pages.
+        ranges: Start and length of each, in bytes.
+        samples: Most probes to make in each; fewer where it has fewer pages.
 
     Raises:
         NotSupported: The file system does not know RWF_NOWAIT.
     """
-    pages = -(-length // PAGE_BYTES)
-    probes = min(samples, pages)
-    if probes <= 0:
-        return CacheEstimate(cached_bytes=0, probes=0)
-    buffer = bytearray(1)
-    # Somewhere in each of `probes` equal parts.
-    probed = [offset + int((index + random.random()) * length / probes) for index in range(probes)]
+    estimates, dragged_in = [], []
     with _no_read_ahead(descriptor):
-        missed = [at for at in probed if not _is_cached(descriptor, buffer, at)]
-    if missed:
+        for offset, length in ranges:
+            probed = _somewhere(offset, length, samples)
+            missed = [at for at in probed if not _is_cached(descriptor, at)]
+            hits = len(probed) - len(missed)
+            estimates.append(CacheEstimate(cached_bytes=length * hits // max(1, len(probed)), probes=len(probed)))
+            dragged_in += missed
+    if dragged_in:
         time.sleep(_READ_S)
-    for at in missed:
+    for at in dragged_in:
         _drop(descriptor, at)
-    return CacheEstimate(cached_bytes=length * (probes - len(missed)) // probes, probes=probes)
+    return tuple(estimates)
 
 
 def mincore(descriptor: int, *, offset: int = 0, length: int) -> int:
@@ -176,9 +182,15 @@ def mincore(descriptor: int, *, offset: int = 0, length: int) -> int:
 _RESIDENT_BIT = bytes(value & 1 for value in range(256))
 
 
-def _is_cached(descriptor: int, buffer: bytearray, offset: int) -> bool:
+def _somewhere(offset: int, length: int, samples: int) -> list[int]:
+    """A byte in each of so many equal parts of a range."""
+    count = max(0, min(samples, -(-length // PAGE_BYTES)))
+    return [offset + int((index + random.random()) * length / count) for index in range(count)]
+
+
+def _is_cached(descriptor: int, offset: int) -> bool:
     try:
-        return os.preadv(descriptor, [buffer], offset, os.RWF_NOWAIT) > 0
+        return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) > 0
     except BlockingIOError:
         return False
     except OSError as error:
